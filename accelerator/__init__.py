@@ -125,6 +125,7 @@ _EXPORTS = {
         "external_stream",
         "handles_memory_backpressure",
         "is_synchronized_device",
+        "record_stream",
         "resolves_data_dependency",
         "set_stream",
         "stream",
@@ -141,8 +142,11 @@ _EXPORTS = {
         "set_sync_debug_mode",
     ),
     "memory": (
+        "OutOfMemoryError",
+        "create_mem_pool",
         "empty_cache",
         "empty_host_cache",
+        "get_allocator_backend",
         "get_per_process_memory_fraction",
         "host_memory_stats",
         "host_memory_stats_as_nested_dict",
@@ -157,6 +161,7 @@ _EXPORTS = {
         "reset_peak_host_memory_stats",
         "reset_peak_memory_stats",
         "set_per_process_memory_fraction",
+        "use_mem_pool",
     ),
     "memory_info": (
         "available_memory",
@@ -272,12 +277,8 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    # Triton's interpreter runs kernels on simulated GPUs, unless the machine was described with triton=False.
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") != "1" or os.environ.get("ACCELERATOR_SIM_TRITON") != "0":
-        return True
-    from . import simulation
-
-    return not simulation.is_simulated()
+    runs: bool = _import("simulation")._environment.triton_runs()
+    return runs
 
 
 def _current_class(name: str) -> Any:

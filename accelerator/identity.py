@@ -123,7 +123,7 @@ def driver_version() -> str | None:
     Example:
         >>> import accelerator as acc
         >>> acc.driver_version()
-        '590.44.01'
+        '595.45.04'
     """
     try:
         return nvml.driver_version()

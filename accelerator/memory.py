@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
+
+import torch
 
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
@@ -13,8 +16,11 @@ from ._torch.bindings import get_index, set_index
 from ._torch.tracing import traced_as
 
 __all__ = [
+    "OutOfMemoryError",
+    "create_mem_pool",
     "empty_cache",
     "empty_host_cache",
+    "get_allocator_backend",
     "get_per_process_memory_fraction",
     "host_memory_stats",
     "host_memory_stats_as_nested_dict",
@@ -29,12 +35,34 @@ __all__ = [
     "reset_peak_host_memory_stats",
     "reset_peak_memory_stats",
     "set_per_process_memory_fraction",
+    "use_mem_pool",
 ]
+
+OutOfMemoryError = torch.OutOfMemoryError
+
+_COLUMNS = ("current", "peak", "allocated", "freed")
+_COUNTED_BY_POOL = ("allocation", "segment", "active", "inactive_split")
+_BYTES_BY_POOL = ("allocated_bytes", "reserved_bytes", "active_bytes", "inactive_split_bytes", "requested_bytes")
+_COUNTED = ("num_alloc_retries", "num_ooms", "num_sync_all_streams", "num_device_alloc", "num_device_free")
+
+
+def _zeros() -> dict[str, Any]:
+    """Return statistics of an allocator that has allocated nothing: those that torch has for every accelerator."""
+    columns = dict.fromkeys(_COLUMNS, 0)
+    pools = ("all", "large_pool", "small_pool")
+    return {
+        **{name: {pool: dict(columns) for pool in pools} for name in (*_COUNTED_BY_POOL, *_BYTES_BY_POOL)},
+        **{name: dict(columns) for name in ("oversize_allocations", "oversize_segments")},
+        **dict.fromkeys(_COUNTED, 0),
+        "max_split_size": -1,  # none
+    }
 
 
 def _statistics(device: Device) -> dict[str, Any]:
     """Return torch's nested statistics of the allocator; empty before initialization and if the backend has none."""
     runtime = state.current(device)
+    if runtime.device_type == "cpu":
+        return _zeros()
     return (bindings.memory_statistics(runtime.device_index) or {}) if runtime.is_initialized else {}
 
 
@@ -151,7 +179,7 @@ def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
         device_index: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes and counts, sorted by name; empty before initialization and under the CPU fallback. Mirrors
+        Bytes and counts, sorted by name; empty before initialization, zeros under the CPU fallback. Mirrors
         ``torch.accelerator.memory_stats``.
 
     Example:
@@ -170,7 +198,7 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         device: an index, "cuda:1", a ``torch.device``, or None for the current device.
 
     Returns:
-        Bytes and counts; empty before initialization and under the CPU fallback. Mirrors
+        Bytes and counts; empty before initialization, zeros under the CPU fallback. Mirrors
         ``torch.cuda.memory_stats_as_nested_dict``.
 
     Example:
@@ -180,6 +208,8 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         True
     """
     runtime = state.current(device)
+    if runtime.device_type == "cpu":
+        return _zeros()
     if not runtime.is_initialized:
         return {}
     # The module's own function returns more statistics than the binding for all accelerators.
@@ -397,3 +427,75 @@ def _call_and_restore_device(function: Callable[..., Any], *arguments: Any) -> A
         return function(*arguments)
     finally:
         set_index(current)
+
+
+def get_allocator_backend() -> str:
+    """Return the name of the allocator of device memory.
+
+    Returns:
+        The name that torch gives it: "native", or on CUDA also "cudaMallocAsync"; "cpu" under the CPU fallback. Mirrors
+        ``torch.cuda.get_allocator_backend``.
+
+    Raises:
+        RuntimeError: if torch does not report it for this accelerator; in a bad fork.
+
+    Example:
+        >>> import accelerator as acc
+        >>> acc.get_allocator_backend()
+        'native'
+    """
+    runtime = state.current()
+    return "cpu" if runtime.device_type == "cpu" else str(runtime.function("get_allocator_backend")())
+
+
+def create_mem_pool(**options: Any) -> Any:
+    """Return a pool of device memory, from which ``use_mem_pool`` allocates.
+
+    Args:
+        **options: those of the accelerator's class: ``use_on_oom``, ``no_split`` or ``allocator`` on CUDA.
+
+    Returns:
+        The pool; None under the CPU fallback. Mirrors ``torch.cuda.MemPool``.
+
+    Raises:
+        RuntimeError: if torch has no pools for this accelerator; in a bad fork.
+
+    Initializes: the accelerator.
+
+    Example:
+        >>> import accelerator as acc
+        >>> pool = acc.create_mem_pool()
+        >>> with acc.use_mem_pool(pool):
+        ...     x = acc.FloatTensor([1.0])
+        >>> pool.use_count() > 0
+        True
+    """
+    runtime = state.initialize()
+    return None if runtime.device_type == "cpu" else runtime.function("MemPool")(**options)
+
+
+def use_mem_pool(pool: Any, device: Device = None) -> AbstractContextManager[Any]:
+    """Return a context manager in which this thread's allocations on a device come from a pool.
+
+    Args:
+        pool: a pool of ``create_mem_pool`` or the accelerator's class; None changes nothing.
+        device: an index, "cuda:1", a ``torch.device``, or None for the current device.
+
+    Returns:
+        The context manager; it changes nothing under the CPU fallback. Mirrors ``torch.cuda.use_mem_pool``.
+
+    Raises:
+        RuntimeError: if torch has no pools for this accelerator; in a bad fork.
+
+    Example:
+        >>> import accelerator as acc
+        >>> with acc.use_mem_pool(acc.create_mem_pool()):
+        ...     x = acc.FloatTensor([1.0, 2.0])
+        >>> x.sum().item()
+        3.0
+    """
+    runtime = state.current(device)
+    if pool is None or runtime.device_type == "cpu":
+        return nullcontext()
+    context: AbstractContextManager[Any] = runtime.function("use_mem_pool")(pool, runtime.device_index)
+    return context

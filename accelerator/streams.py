@@ -29,6 +29,7 @@ __all__ = [
     "external_stream",
     "handles_memory_backpressure",
     "is_synchronized_device",
+    "record_stream",
     "resolves_data_dependency",
     "set_stream",
     "stream",
@@ -229,6 +230,43 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     # Older releases of torch have a class for CUDA only, not the function.
     create = runtime.find_function("ExternalStream") or runtime.function("get_stream_from_external")
     return _as_torch_stream(create(address, runtime.device_index))
+
+
+def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
+    """Keep a tensor's memory from being used again until the work that a stream has now is done.
+
+    The allocator knows only the stream on which a tensor was allocated. Call this for each other stream that uses the tensor,
+    before the tensor is freed.
+
+    Args:
+        tensor: a tensor. Nothing is recorded for one that is not on the accelerator.
+        stream: a stream of the tensor's device that uses it.
+
+    Mirrors ``torch.Tensor.record_stream``; does nothing under the CPU fallback, where the method raises.
+
+    Raises:
+        TypeError: if an argument is of another type.
+        RuntimeError: if torch cannot record streams for this accelerator; in a bad fork.
+
+    Example:
+        >>> import accelerator as acc
+        >>> x, side = acc.FloatTensor([1.0]), acc.Stream()
+        >>> side.wait_stream(acc.current_stream())
+        >>> with acc.stream(side):
+        ...     y = x + 1
+        >>> acc.record_stream(x, side)
+    """
+    if not isinstance(tensor, torch.Tensor):
+        raise TypeError(f"record_stream() takes a torch.Tensor, not {type(tensor).__name__}")
+    if not isinstance(stream, torch.Stream):
+        raise TypeError(f"record_stream() takes a torch.Stream, not {type(stream).__name__}")
+    device_type = state.current().device_type
+    if device_type == "cpu" or tensor.device.type != device_type:
+        return
+    try:
+        tensor.record_stream(stream)
+    except NotImplementedError:
+        raise RuntimeError(f"torch {torch.__version__} cannot record streams of {device_type} tensors") from None
 
 
 @assume_constant

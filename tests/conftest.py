@@ -11,11 +11,11 @@ start several processes that compute.
 
 from __future__ import annotations
 
+import ast
 import atexit
 import functools
 import gc
 import os
-import re
 import signal
 import sys
 from collections.abc import Generator, Iterator
@@ -128,8 +128,10 @@ def read_group(file: Path) -> str | None:
     xdist's ``--dist loadgroup`` appends the group to ``item._nodeid``, which pytest 9.2 no longer reads. The process that
     schedules tests does not import them, so it reads the mark from the source.
     """
-    match = re.search(r'mark\.xdist_group\("([^"]+)"\)', file.read_text(encoding="utf-8"))
-    return match and match[1]
+    text = file.read_text(encoding="utf-8")
+    calls = (node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)) if "xdist_group" in text else ()
+    groups = [call.args[0] for call in calls if isinstance(call.func, ast.Attribute) and call.func.attr == "xdist_group"]
+    return next((str(group.value) for group in groups if isinstance(group, ast.Constant)), None)
 
 
 @pytest.hookimpl(optionalhook=True)
@@ -162,5 +164,8 @@ def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
         torch.cuda.set_stream(torch.cuda.default_stream(index))
         torch.cuda.synchronize(index)
     torch.cuda.set_device(0)
+    if "_accelerator_simulation" in sys.modules:
+        # Otherwise the next capture would free what the computations of destroyed graphs hold, in the middle of a measurement.
+        sys.modules["_accelerator_simulation._kernels.capture"]._drop_released()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -169,6 +169,18 @@ def test_memory_of_both_nvml_versions(capsys: pytest.CaptureFixture[str]) -> Non
         print(f"\nmemory used: {first.used >> 20} MiB by version 1, {second.used >> 20} MiB and a reserve of "
               f"{second.reserved >> 20} MiB by version 2")  # fmt: skip
     assert first.total == second.total
+    program = """
+        import accelerator as acc
+        before = acc.total_memory(0)
+        import torch
+        torch.cuda.init()
+        print(json.dumps([before, acc.total_memory(0), torch.cuda.mem_get_info(0)[1]]))
+    """
+    before, after, theirs = run_on_this_machine(program)
+    with capsys.disabled():
+        print(f"total: {before >> 20} MiB before initialization, {after >> 20} MiB after it")
+    assert after == theirs
+    assert abs(before - after) < 2**27
     assert second.used <= first.used
     assert abs(acc.device_memory_used(0) - second.used) < 2**30 or gpu.instances is not None
 

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
-import json
 from html import escape
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from ..simulation._rehearsal_record import CATEGORIES
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
     from pathlib import Path
 
-__all__ = ["read", "write"]
+    from ..simulation._rehearsal_record import Curve
+    from .rehearse_report import Entry
+
+__all__ = ["write"]
 
 _WIDTH, _HEIGHT = 800, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 56
@@ -24,31 +29,20 @@ _TEXT = "#777777"  # readable on light and on dark pages
 _GIB = 2**30
 
 
-def read(reports: Path) -> list[dict[str, Any]]:
-    """Return the curves that the processes recorded."""
-    curves = [json.loads(file.read_text(encoding="utf-8")) for file in reports.glob("*.plot.json")]
-    return sorted(curves, key=lambda curve: (curve["rank"], curve["device"]))
-
-
-def write(file: Path, curves: list[dict[str, Any]], entries: list[dict[str, Any]]) -> None:
+def write(file: Path, curves: list[Curve], entries: list[Entry]) -> None:
     """Write one picture, or one for each rank and device with its name before the suffix."""
-    totals = {(entry["rank"], entry["device"]): entry["total"] for entry in entries}
-    ranks = [curve["rank"] for curve in curves]
+    totals = {(entry.rank, entry.device): entry.total for entry in entries}
+    ranks = [curve.rank for curve in curves]
     for curve in curves:
-        rank, device = curve["rank"], curve["device"]
+        rank, device = curve.rank, curve.device
         name = "" if len(curves) == 1 else f"-rank{rank}" if ranks.count(rank) == 1 else f"-rank{rank}-cuda{device}"
         path = file.with_name(f"{file.stem}{name}{file.suffix}")
         path.write_text(draw(curve, totals.get((rank, device), 0)), encoding="utf-8")
 
 
-def draw(curve: dict[str, Any], total: int) -> str:
-    """Return the picture of one rank's memory.
-
-    Args:
-        curve: The names of the categories, and points that list the bytes of each category and the reserved bytes.
-        total: The memory of the GPU in bytes.
-    """
-    points: list[list[int]] = curve["points"]
+def draw(curve: Curve, total: int) -> str:
+    """Return the picture of one rank's memory on a GPU with that many bytes."""
+    points = curve.points
     top = max([total, *(point[-1] for point in points)]) * 1.05
     right, bottom = _WIDTH - _RIGHT, _HEIGHT - _BOTTOM
 
@@ -61,7 +55,7 @@ def draw(curve: dict[str, Any], total: int) -> str:
     def line(sizes: list[int]) -> str:
         return " ".join(f"{x(index):.1f},{y(size):.1f}" for index, size in enumerate(sizes))
 
-    title = f"Memory of rank {curve['rank']}, cuda:{curve['device']}"
+    title = f"Memory of rank {curve.rank}, cuda:{curve.device}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="13">',
         f"<title>{escape(title)}</title>",
@@ -69,7 +63,7 @@ def draw(curve: dict[str, Any], total: int) -> str:
     ]
     parts += [_grid_line(y(size), right, f"{size / _GIB:g} GiB") for size in _ticks(top)]
     below = [0] * len(points)
-    for position, category in enumerate(curve["categories"]):
+    for position, category in enumerate(CATEGORIES):
         above = [size + point[position] for size, point in zip(below, points, strict=True)]
         reverse = " ".join(reversed(line(below).split(" ")))
         parts.append(f'<polygon points="{line(above)} {reverse}" fill="{_COLORS[category]}" fill-opacity="0.85"/>')
@@ -84,7 +78,7 @@ def draw(curve: dict[str, Any], total: int) -> str:
     parts.append(
         f'<text x="{right}" y="{bottom + 16}" fill="{_TEXT}" text-anchor="end">allocations and frees, in their order</text>'
     )
-    parts.append(_legend(curve["categories"], bottom + 42))
+    parts.append(_legend(CATEGORIES, bottom + 42))
     return "\n".join([*parts, "</svg>", ""])
 
 
@@ -103,7 +97,7 @@ def _grid_line(height: float, right: int, label: str) -> str:
     )
 
 
-def _legend(categories: list[str], height: float) -> str:
+def _legend(categories: Sequence[str], height: float) -> str:
     left, parts = float(_LEFT), list[str]()
     for name, color in (*((category, _COLORS[category]) for category in categories), ("reserved", "")):
         mark = (

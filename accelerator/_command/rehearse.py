@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import json
+import contextlib
 import os
 import sys
 import textwrap
@@ -11,11 +11,12 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..simulation import _known_gpus, environment
+from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
+from ..simulation._environment import PROBLEM_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
-from .run_parser import RunParser, report_error
+from .run_parser import RunParser, report_error, report_unknown_names
 
 __all__ = ["main"]
 
@@ -35,7 +36,7 @@ A known --name sets memory and capability:
 {names}
 
 The exit status is COMMAND's; with several ranks the first that is not 0. It is
-2 on wrong usage or if GPUs cannot be simulated here."""
+2 on wrong usage, or if GPUs cannot be simulated here or with this torch."""
 
 
 def main(argv: list[str]) -> int:
@@ -56,29 +57,27 @@ def main(argv: list[str]) -> int:
     try:
         options, command = parser.parse(argv)
         parser.require(command)
+        options.gpus = 1 if options.gpus is None else options.gpus
         ranks = _ranks(parser, options)
-        gpu = _known_gpus.find(options.name or "")
-        if options.name and gpu is None and options.memory is None:
-            parser.error(f"no GPU named {options.name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
+        machine = _machine(parser, options)
     except SystemExit as stop:
         return int(stop.code or 0)
-    entries: list[dict[str, Any]] = []
-    curves: list[dict[str, Any]] = []
-    status = 0
-    with state_folder() as folder:
+    if options.capability is None:
+        report_unknown_names("rehearse", options.name or ())
+    entries: list[rehearse_report.Entry] = []
+    curves: list[_rehearsal_record.Curve] = []
+    status, problem = 0, ""
+    with contextlib.ExitStack() as stack:
+        try:
+            folder = stack.enter_context(state_folder())
+        except RuntimeError as error:
+            return report_error("rehearse", f"cannot simulate GPUs: {error}")
         for rank in ranks:
             reports = folder / f"reports-{rank}"
             reports.mkdir()
             try:
-                child = environment(
-                    options.gpus,
-                    memory=options.memory or (gpu.memory_mib * 2**20 if gpu else "8GiB"),
-                    name=gpu.name if gpu else options.name or "Simulated GPU",
-                    capability=options.capability or (gpu.capability if gpu else "9.0"),
-                    compute=False,
-                    state=folder / f"state-{rank}",
-                    base={**os.environ, **_world(options, rank)},
-                )
+                base = {**os.environ, **_world(options, rank)}
+                child = environment(**machine, compute=False, state=folder / f"state-{rank}", base=base)
                 _prepare(options, child, reports)
             except (ValueError, OSError) as error:
                 return report_error("rehearse", str(error))
@@ -88,11 +87,16 @@ def main(argv: list[str]) -> int:
                 ended = run(command, child)
             status = status or ended
             entries += rehearse_report.read(reports, ended)
-            curves += memory_plot.read(reports)
-    sys.stderr.write(rehearse_report.format_table(entries))
+            curves += _rehearsal_record.read_curves(reports)
+            problem = problem or _read_problem(folder / f"state-{rank}")
+    if entries or not problem:
+        sys.stderr.write(rehearse_report.format_table(entries))
+    if problem:
+        failure = report_error("rehearse", problem)
+        status = status or failure
     try:
         if options.json:
-            Path(options.json).write_text(json.dumps({"schema": 1, "ranks": entries}, indent=2) + "\n", encoding="utf-8")
+            Path(options.json).write_text(rehearse_report.format_json(entries), encoding="utf-8")
         if options.plot:
             memory_plot.write(Path(options.plot), curves, entries)
     except OSError as error:
@@ -102,18 +106,21 @@ def main(argv: list[str]) -> int:
 
 def _parser() -> RunParser:
     names = textwrap.fill(_known_gpus.names(), 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
-    parser = RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
-    add = parser.add_argument
-    add("--gpus", type=int, default=1, metavar="N", help="number of GPUs of a node (default: 1)")
-    add("--memory", metavar="SIZE", help="memory of each GPU, such as 80GiB (default: that of --name; without it 8GiB)")
-    add("--name", metavar="NAME", help="name of the GPUs, such as H100")
-    add("--capability", metavar="X.Y", help="compute capability of the GPUs (default: that of --name, else 9.0)")
-    add("--world-size", type=int, metavar="W", help="number of ranks of the world that the command is one rank of")
-    add("--rank", metavar="R[,R...]", help="the ranks to rehearse, one after the other (default: 0)")
-    add("--json", metavar="FILE", help="write the figures as JSON")
-    add("--snapshot", metavar="DIR", help="write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz")
-    add("--plot", metavar="FILE.svg", help="draw the memory over the run, by what holds it")
-    return parser
+    return RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
+
+
+def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the parameters of `environment`, which takes memory and capability from a known name."""
+    [name] = options.name or [""]
+    if name and _known_gpus.find(name) is None and options.memory is None:
+        parser.error(f"no GPU named {name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
+    return parser.parameters(options)
+
+
+def _read_problem(state: Path) -> str:
+    """Return why the processes of a machine could not be rehearsed, or nothing."""
+    file = state.with_name(f"{state.name}{PROBLEM_SUFFIX}")
+    return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
 def _ranks(parser: argparse.ArgumentParser, options: argparse.Namespace) -> list[int] | list[None]:
@@ -154,14 +161,14 @@ def _world(options: argparse.Namespace, rank: int | None) -> dict[str, str]:
 
 def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path) -> None:
     """Tell the processes of the command to record themselves and not to wait for other ranks."""
-    child["ACCELERATOR_SIM_ALONE"] = "1"
-    child["ACCELERATOR_SIM_REHEARSE"] = str(reports)
+    child[_settings.variable("without_peers")] = "1"
+    child[_settings.variable("rehearse")] = str(reports)
     if options.snapshot:
         folder = os.path.abspath(options.snapshot)
         os.makedirs(folder, exist_ok=True)
-        child["ACCELERATOR_SIM_SNAPSHOT"] = folder
+        child[_settings.variable("snapshot")] = folder
     if options.plot:
-        child["ACCELERATOR_SIM_PLOT"] = str(reports)
+        child[_settings.variable("plot")] = "1"
 
 
 class _Progress:
@@ -186,7 +193,7 @@ class _Progress:
         seconds = 0
         while not self._has_ended.wait(_PROGRESS_S):
             seconds += 1
-            reserved = max((entry["peak_reserved"] for entry in rehearse_report.read(self._reports, None)), default=0)
+            reserved = max((entry.peak_reserved for entry in rehearse_report.read(self._reports, None)), default=0)
             sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")
             sys.stderr.flush()
         sys.stderr.write("\r\x1b[K")

@@ -43,7 +43,7 @@ def collect(*, strict: bool = False, ids: str | None = None) -> dict[str, Any]:
         "version": __version__,
         "python": platform.python_version(),
         "host": socket.gethostname(),
-        "time": datetime.datetime.now().astimezone().isoformat(timespec="seconds"),
+        "time": datetime.datetime.now().astimezone().isoformat(timespec="milliseconds"),
         "torch": build and {"version": build.version, "cuda": build.cuda, "hip": build.hip},
         "accelerator": discovery_cache.current().accelerator_type,
         "available": available,

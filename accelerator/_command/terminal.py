@@ -33,6 +33,20 @@ class Parser(argparse.ArgumentParser):
         """Report wrong usage and exit."""
         self.exit(_USAGE, f"{self.prog}: {message} (--help explains)\n")
 
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+        """Parse the arguments; an unknown option is wrong usage, with the option that is most like it."""
+        options, unknown = self.parse_known_args(args, namespace)
+        if unknown:
+            self.error(f"unrecognized arguments: {' '.join(unknown)}{self._suggestion(unknown)}")
+        return options
+
+    def _suggestion(self, unknown: list[str]) -> str:
+        import difflib  # imported late: only wrong usage needs it
+
+        word = next((word.partition("=")[0] for word in unknown if word.startswith("-")), "")
+        close = difflib.get_close_matches(word, self._option_string_actions, n=1) if word else []
+        return f"; did you mean {close[0]}?" if close else ""
+
     def _print_message(self, message: str, file: Any = None) -> None:
         if file is sys.stdout:
             write(message)

@@ -63,11 +63,11 @@ def _is_throttled(handle: Handle) -> bool:
 
 
 def _memory(handle: Handle) -> tuple[int, int, int]:
-    """Free, total and used bytes, the latter without the driver's reserve if NVML reports it separately."""
+    """Free, total and used bytes, without the driver's reserve if NVML reports it: CUDA's total excludes it."""
     info = _memory_info(handle)
     if not info.total:
         raise NotSupported("NVML reports no memory for it")
-    return info.free, info.total, info.used
+    return info.free, info.total - getattr(info, "reserved", 0), info.used
 
 
 def _processes(handle: Handle) -> list[tuple[int, str | None, int | None]]:

@@ -32,7 +32,7 @@ from .configuration import (
 )
 from .engine import checkpoint, non_reentrant_checkpoint
 from .offload_engine import get_offloaded_activations_for_backward, restore_offloaded_activations
-from .rng import CudaRNGStatesTracker, get_cuda_rng_tracker
+from .rng_tracker import CudaRNGStatesTracker, get_cuda_rng_tracker
 from .seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
 from .timing import RegionTimes, region_times
 

@@ -12,7 +12,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from . import bindings, configuration, prefetching
 from .containers import tensors_in
 from .frames import Frame
-from .rng import tracker
+from .rng_tracker import tracker
 
 __all__ = ["checkpoint", "non_reentrant_checkpoint"]
 

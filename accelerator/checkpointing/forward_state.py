@@ -17,7 +17,7 @@ from .._machine import process
 from .._torch import generators
 from .._torch.bindings import get_index
 from . import bindings
-from .rng import AnyGenerator, State, read_state, tracker, write_state
+from .rng_tracker import AnyGenerator, State, read_state, tracker, write_state
 
 # For each device type: enabled, dtype; and whether casts are cached.
 _Autocast = tuple[tuple[tuple[str, bool, torch.dtype | None], ...], bool]

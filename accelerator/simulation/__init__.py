@@ -14,7 +14,7 @@ Importing this module compiles nothing and loads nothing.
 """
 
 from ._environment import environment, is_simulated, unavailable_reason
-from ._races import Race, races
+from ._found_races import Race, races
 
 __all__ = ["Race", "environment", "is_simulated", "races", "unavailable_reason"]
 

@@ -8,7 +8,7 @@ library path:
     preload/libaccelerator-exit.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
-    bin/nvidia-smi
+    bin/nvidia-smi  bin/accelerator-guard
     absent/driver/libcuda.so.1  absent/driver/libcuda.so  absent/nvml/libnvidia-ml.so.1
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
@@ -28,43 +28,45 @@ import sys
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, NamedTuple
 
+from ._boundary import boundary_flag
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
-from ._values import CACHE_NAME, MAXIMUM_GPUS
+from ._settings import LIBRARIES_FOLDER, read, variable
+from ._settings_header import HEADER_NAME, header
 
-__all__ = ["LIBRARIES_VARIABLE", "PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
+if TYPE_CHECKING:
+    from importlib.abc import Traversable
 
-LIBRARIES_VARIABLE = "ACCELERATOR_SIM_LIBRARIES"
-"""Names the directory into which ``simulate --build`` compiled the libraries."""
+__all__ = ["PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
 
 _FLAGS = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--as-needed"),
-    f"-DSIM_MAX_GPUS={MAXIMUM_GPUS}",
 )
 _PLACEHOLDER = "@CUDART@"
 _ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
 
 
 class _Library(NamedTuple):
-    """A shared library or program and its sources."""
+    """A shared library or program, and the folders of its sources below ``native``."""
 
     path: str
-    sources: tuple[str, ...]
+    folders: tuple[str, ...]
     version_script: str = ""  # empty for a program
     cudart: str = ""
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime*.c", "race*.c"), "runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime*.c", "race*.c"), "runtime.map.in", "13"),
-    _Library("driver/libcuda.so.1", ("driver*.c", "visible.c", "config.c", "state.c"), "driver.map"),
-    _Library("nvml/libnvidia-ml.so.1", ("nvml*.c", "config.c", "state.c"), "nvml.map"),
-    _Library("preload/libaccelerator-exit.so", ("exit.c",), "exit.map"),
-    _Library("preload/libcupti.so.13", ("cupti*.c",), "cupti.map"),
-    _Library("preload/libnccl.so.2", ("nccl*.c",), "nccl.map"),
-    _Library("bin/nvidia-smi", ("smi*.c",)),
+    _Library("preload/libcudart.so.12", ("runtime", "races"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races"), "runtime/runtime.map.in", "13"),
+    _Library("driver/libcuda.so.1", ("driver", "common"), "driver/driver.map"),
+    _Library("nvml/libnvidia-ml.so.1", ("nvml", "common"), "nvml/nvml.map"),
+    _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
+    _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
+    _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),
+    _Library("bin/nvidia-smi", ("smi",)),
+    _Library("bin/accelerator-guard", ("guard",)),
 )
 # NVIDIA's driver has this name too, and the Triton of torch 2.8 links with -lcuda.
 _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
@@ -144,19 +146,19 @@ def _libraries() -> Build:
     def make(directory: Path) -> None:
         _compile_all(_compiler(), directory)
 
-    return Build(CACHE_NAME + _source_digest(), _FILES, make)
+    return Build(LIBRARIES_FOLDER + _source_digest(), _FILES, make)
 
 
 def _find_build() -> Path | None:
     """Return the directory of an existing build, or None."""
     build = _libraries()
-    configured = os.environ.get(LIBRARIES_VARIABLE)
+    configured = read("libraries")
     if configured:
         directory = _checked(Path(os.path.abspath(configured))) / build.name
         if not is_intact(build, directory):
             raise RuntimeError(
-                f"{LIBRARIES_VARIABLE} names {configured}, which has no libraries of this version that only root or this user"
-                f" can write: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
+                f"{variable('libraries')} names {configured}, which has no libraries of this version that only root or this"
+                f" user can write: build them with python -m accelerator simulate --build {shlex.quote(configured)}"
             )
         return directory
     directories = (_checked(root) / build.name for root in cache_roots())
@@ -176,11 +178,19 @@ def _checked(root: Path) -> Path:
 
 @functools.cache
 def _sources() -> dict[str, bytes]:
-    """Read the sources, which may be in a zip archive."""
+    """Read the sources, which may be in a zip archive, by their paths below ``native``, and write the header of settings."""
     from importlib import resources
 
-    native = resources.files(__name__.rpartition(".")[0]) / "native"
-    sources = {entry.name: entry.read_bytes() for entry in native.iterdir() if entry.name.endswith((".c", ".h", ".map", ".in"))}
+    sources: dict[str, bytes] = {HEADER_NAME: header()}
+
+    def read(folder: Traversable, path: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir():
+                read(entry, f"{path}{entry.name}/")
+            elif entry.name.endswith((".c", ".h", ".map", ".in")):
+                sources[path + entry.name] = entry.read_bytes()
+
+    read(resources.files(__name__.rpartition(".")[0]) / "native", "")
     return dict(sorted(sources.items()))
 
 
@@ -214,7 +224,9 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
         (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
-            Path(scratch, name).write_bytes(content)
+            file = Path(scratch, name)
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_bytes(content)
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
             job.result()
@@ -236,10 +248,11 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
         script = scratch / f"runtime-{library.cudart}.map"
         script.write_text(text, encoding="utf-8")
         flags.append(f"-DCUDART={library.cudart}")
-    sources = sorted({str(path) for pattern in library.sources for path in scratch.glob(pattern)})
+    sources = sorted(str(path) for folder in library.folders for path in (scratch / folder).glob("*.c"))
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
-    command = [*compiler, *flags, "-o", str(output), *sources, "-ldl"]
+    boundary = boundary_flag(lambda name: (scratch / name).read_bytes())
+    command = [*compiler, *flags, boundary, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

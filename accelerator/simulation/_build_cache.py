@@ -69,8 +69,10 @@ def cache_roots() -> list[Path]:
     base = os.environ.get("XDG_CACHE_HOME", "")
     # The XDG specification says to ignore a relative XDG_CACHE_HOME.
     root = base if os.path.isabs(base) else os.path.join(os.path.expanduser("~"), ".cache")
-    temporary = Path(tempfile.gettempdir(), f"accelerator-{os.geteuid()}")
-    return [Path(root), temporary] if os.path.isabs(root) else [temporary]
+    roots = [Path(root)] if os.path.isabs(root) else []
+    with contextlib.suppress(FileNotFoundError):  # no temporary directory is usable
+        roots.append(Path(tempfile.gettempdir(), f"accelerator-{os.geteuid()}"))
+    return roots
 
 
 def install_in_cache(build: Build) -> Path:
@@ -79,17 +81,18 @@ def install_in_cache(build: Build) -> Path:
     Raises:
         RuntimeError: No cache directory is usable, or the build's function raised it.
     """
-    *others, last = cache_roots()
+    set_directory = "set XDG_CACHE_HOME to a writable directory"
+    if not (roots := cache_roots()):
+        raise RuntimeError(f"cannot keep the simulated libraries: no temporary directory is usable; {set_directory}")
+    *others, last = roots
     for root in others:
         with contextlib.suppress(OSError):  # the next one may work
             return install(build, root)
     try:
         return install(build, last)
     except OSError as error:
-        raise RuntimeError(
-            f"cannot keep the simulated libraries in {' or '.join(map(str, (*others, last)))}: {error};"
-            " set XDG_CACHE_HOME to a writable directory"
-        ) from error
+        where = " or ".join(map(str, roots))
+        raise RuntimeError(f"cannot keep the simulated libraries in {where}: {error}; {set_directory}") from error
 
 
 def install(build: Build, root: Path) -> Path:

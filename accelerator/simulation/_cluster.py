@@ -8,12 +8,12 @@ import os
 import random
 import signal
 import socket
-import sys
 import time
 from collections.abc import Generator, Iterable, Mapping
 from pathlib import Path
 
-from . import _run
+from . import _run, _settings
+from ._guard import guarded
 from ._node_output import NodeOutput
 
 __all__ = ["node_environments", "run"]
@@ -28,13 +28,12 @@ _STDIN, _STDOUT, _STDERR = range(3)
 _SET_CHILD_SUBREAPER = 36  # of prctl(2)
 
 
-def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder: Path) -> list[dict[str, str]]:
+def node_environments(machine: Mapping[str, str], nodes: int, folder: Path) -> list[dict[str, str]]:
     """Return the environment of each node.
 
     Args:
         machine: The environment of a simulated machine.
         nodes: The number of nodes.
-        gpus: The number of GPUs of a node.
         folder: Where the state of each node is kept.
     """
     count, port = str(nodes), str(_free_port())
@@ -42,8 +41,8 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
         {
             "PYTHONUNBUFFERED": "1",  # the output is a pipe; with torch, the plug-in makes it whole lines
             **machine,
-            "ACCELERATOR_SIM_NODE": str(node),
-            "ACCELERATOR_SIM_STATE": str(folder / f"state-{node}"),
+            _settings.variable("node"): str(node),
+            _settings.variable("state"): str(folder / f"state-{node}"),
             "PET_NNODES": count,
             "PET_NODE_RANK": str(node),
             "PET_MASTER_ADDR": _ADDRESS,
@@ -52,7 +51,7 @@ def node_environments(machine: Mapping[str, str], nodes: int, gpus: int, folder:
             "SLURM_NNODES": count,
             "SLURM_JOB_NUM_NODES": count,
             "SLURM_NODEID": str(node),
-            "SLURM_GPUS_ON_NODE": str(gpus),
+            "SLURM_GPUS_ON_NODE": machine[_settings.variable("gpus")],
             "SLURM_LAUNCH_NODE_IPADDR": _ADDRESS,
             "SLURMD_NODENAME": f"node{node}",
         }
@@ -64,18 +63,18 @@ def run(command: list[str], environments: list[dict[str, str]]) -> int:
     """Run a command on each node, and return 0 or the exit status of the first node that failed.
 
     Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended.
-    When all nodes have ended, the processes that their commands left behind are ended.
+    When all nodes have ended, the processes that their commands left behind are ended. If this process is killed, all end.
 
     Args:
         command: The program and its arguments.
         environments: The environment of each node.
     """
-    with _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
+    with guarded() as variables, _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
         nodes: dict[int, int] = {}
         failure = 0
         try:
             for node, child in enumerate(environments):
-                nodes[_start(node, command, child, signals, output)] = node
+                nodes[_start(node, command, {**child, **variables}, signals, output)] = node
         except _run.CannotStart as problem:
             _run.report(str(problem))
             failure = problem.status
@@ -105,8 +104,6 @@ def _start(node: int, command: list[str], child: Mapping[str, str], signals: _ru
 
 def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
     """Wait until all nodes have ended, and return the status of the first that failed."""
-    if sys.platform != "linux":
-        raise AssertionError("simulated GPUs need Linux")
     next_signal, send_at = signal.SIGTERM, None
     is_signalled = False
     while True:
@@ -143,8 +140,6 @@ def _send(number: int, pids: Iterable[int]) -> None:
 @contextlib.contextmanager
 def _end_orphans() -> Generator[None, None, None]:
     """Become the parent of the processes that the commands leave behind, and end them in the end."""
-    if sys.platform != "linux":
-        raise AssertionError("simulated GPUs need Linux")
     others = _children()
     prctl = ctypes.CDLL(None).prctl
     prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)

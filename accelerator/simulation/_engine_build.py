@@ -1,4 +1,4 @@
-"""Compiles the engine of simulated GPUs (``native/engine.cpp``) against the headers of the installed torch.
+"""Compiles the engine of simulated GPUs (``native/engine``) against the headers of the installed torch.
 
 Each version of torch has a build of its own, in the cache directory of the simulated libraries. Without a C++ compiler, or if
 it fails, the ops run in Python, slower, and one line says so once for each cache directory.
@@ -17,18 +17,14 @@ from pathlib import Path
 from types import ModuleType
 from typing import NamedTuple
 
+from ._boundary import boundary_flag, read_with_included
 from ._build_cache import Build, announce, announce_once, cache_roots, install, install_in_cache, is_intact
 
-__all__ = ["Torch", "build", "describe", "ensure_built"]
+__all__ = ["Torch", "build", "describe", "ensure_built", "missing_compiler"]
 
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
-_MAIN = "engine.cpp"
-_SOURCES = (
-    _MAIN,
-    *("engine_attention.hpp", "engine_call.hpp", "engine_device.hpp", "engine_memory.hpp", "engine_race_call.hpp"),
-    *("engine_races.hpp", "engine_tensors.hpp"),
-)
+_MAIN = "engine/engine.cpp"
 _FLAGS = (
     "-std=c++20",
     "-O2",
@@ -41,6 +37,7 @@ _FLAGS = (
 )
 _LINKED = ("-lc10", "-ltorch_cpu", "-ltorch_cuda", "-Wl,-z,defs", "-Wl,--allow-shlib-undefined")
 _COMPILERS = ("c++", "g++", "clang++")
+_RACES_NEED_ENGINE = "races are found by the engine of simulated GPUs, which a C++ compiler makes: {}"
 
 
 class Torch(NamedTuple):
@@ -57,12 +54,16 @@ def describe(torch: ModuleType) -> Torch:
     return Torch(os.path.dirname(os.path.abspath(str(torch.__file__))), version, torch.compiled_with_cxx11_abi())
 
 
-def ensure_built(torch: Torch, libraries: str | None) -> Path | None:
+def ensure_built(torch: Torch, libraries: str | None, *, is_required: bool = False) -> Path | None:
     """Return the engine's library, compiling it if this torch has none yet; None if there is none and none can be made.
 
     Args:
         torch: The installed torch.
         libraries: The directory into which ``simulate --build`` compiled, which is searched first, or None.
+        is_required: Whether to raise an error instead of returning None.
+
+    Raises:
+        RuntimeError: `is_required`, and the engine cannot be compiled.
     """
     made = _engine(torch)
     roots = [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
@@ -70,12 +71,26 @@ def ensure_built(torch: Torch, libraries: str | None) -> Path | None:
         if is_intact(made, root / made.name):
             return root / made.name / _LIBRARY
     try:
-        if _has_failed(made.name):
+        if not is_required and _has_failed(made.name):
             return None
         return install_in_cache(made) / _LIBRARY
     except RuntimeError as error:
+        if is_required:
+            raise RuntimeError(_RACES_NEED_ENGINE.format(error)) from error
         announce_once(_failure_name(made.name), f"simulated GPUs compute slower, without their engine: {error}")
         return None
+
+
+def missing_compiler(libraries: str | None) -> str | None:
+    """Return why races cannot be found on any torch: there is no C++ compiler, and no engine was compiled before."""
+    roots = [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
+    if any(any(root.glob(f"{_CACHE_NAME}*/{_LIBRARY}")) for root in roots):
+        return None
+    try:
+        _compiler()
+    except RuntimeError as error:
+        return _RACES_NEED_ENGINE.format(error)
+    return None
 
 
 def build(torch: Torch, root: Path) -> Path:
@@ -89,22 +104,23 @@ def build(torch: Torch, root: Path) -> Path:
 
 
 def _engine(torch: Torch) -> Build:
-    sources = _read_sources()
-    digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, _LINKED)).encode())
+    sources = read_with_included(_read, _MAIN)
+    boundary = boundary_flag(_read)
+    digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, boundary, _LINKED)).encode())
     for name, content in sources.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
 
     def make(directory: Path) -> None:
-        _compile(torch, sources, directory)
+        _compile(torch, sources, boundary, directory)
 
     return Build(_CACHE_NAME + digest.hexdigest()[:16], (_LIBRARY,), make)
 
 
-def _read_sources() -> dict[str, bytes]:
-    """Read the sources by this module's loader: they may be in a zip archive."""
+def _read(name: str) -> bytes:
+    """Read a source by this module's loader: it may be in a zip archive."""
     assert __spec__ is not None
-    folder = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native")
-    return {name: __spec__.loader.get_data(os.path.join(folder, name)) for name in _SOURCES}  # type: ignore[union-attr]
+    path = os.path.join(os.path.dirname(os.path.abspath(__file__)), "native", *name.split("/"))
+    return __spec__.loader.get_data(path)  # type: ignore[union-attr]
 
 
 def _compiler() -> tuple[str, ...]:
@@ -118,17 +134,19 @@ def _compiler() -> tuple[str, ...]:
     raise RuntimeError(f"{missing}; install g++ or set CXX")
 
 
-def _compile(torch: Torch, sources: dict[str, bytes], directory: Path) -> None:
+def _compile(torch: Torch, sources: dict[str, bytes], boundary: str, directory: Path) -> None:
     compiler = _compiler()
     announce(f"compiling the engine of simulated GPUs for torch {torch.version.partition(' ')[0]}, about 15 s, once")
     folder = directory / "sources"
-    folder.mkdir()
     for name, content in sources.items():
-        (folder / name).write_bytes(content)
+        file = folder / name
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(content)
     libraries = os.path.join(torch.folder, "lib")
     command = [
-        *(*compiler, *_FLAGS, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
-        *("-isystem", os.path.join(torch.folder, "include"), "-o", str(directory / _LIBRARY), str(folder / _MAIN)),
+        *(*compiler, *_FLAGS, boundary, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
+        *("-isystem", os.path.join(torch.folder, "include"), f"-I{folder}"),
+        *("-o", str(directory / _LIBRARY), str(folder / _MAIN)),
         *("-L", libraries, *_LINKED),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}

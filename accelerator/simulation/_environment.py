@@ -7,10 +7,12 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import wraps
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from .._machine import torch_build
-from . import _values
+from . import _known_gpus, _settings, _torch_versions
+from ._drivers import driver_version
+from ._values import check_mig
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -21,26 +23,20 @@ if TYPE_CHECKING:
 
 __all__ = ["environment", "is_simulated", "unavailable_reason"]
 
-_PREFIX = "ACCELERATOR_SIM_"
-# The user sets these; an inner simulation keeps them.
-_SET_BY_USER = (f"{_PREFIX}NCCL_TIMEOUT", f"{_PREFIX}OWN_KERNELS")
-_DRIVER_STATES = ("present", "absent", "old", "broken")
-_NVML_STATES = ("present", "absent", "broken", "mismatch")
-_FILLS = ("zero", "nan")
-_RACES = ("report", "raise")
 RACES_SUFFIX = ".races"
 """Ends the name of the file beside a machine's state that has a line for each race of its processes."""
-_COMPILED_CODE = ("cpp", "triton")
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
+_MEMORY, _CAPABILITY = "8GiB", "9.0"
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OLD_CUDA = "11.4"
-_DRIVER_VERSIONS = {"11.4": "470.57.02"}
 
 _CU_UNKNOWN = "cuInit:999"
 _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
 
 # Matches the paths of any build, also of other versions of this package: an inner simulation replaces the outer one whole.
-_SIMULATION_PATH = re.compile(re.escape(f"/{_values.CACHE_NAME}") + r"[0-9a-f]+/|/simulation/_plugin[:/]")
+_SIMULATION_PATH = re.compile(re.escape(f"/{_settings.LIBRARIES_FOLDER}") + r"[0-9a-f]+/|/simulation/_plugin[:/]")
 # The folder with the entry point through which torch loads the kernels.
 _PLUGIN = os.path.join(os.path.dirname(os.path.abspath(__file__)), "_plugin")
 
@@ -86,9 +82,9 @@ def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable
 def environment(
     gpus: int = 1,
     *,
-    memory: int | str | Sequence[int | str] = "8GiB",
+    memory: int | str | Sequence[int | str] | None = None,
     name: str | Sequence[str] = "Simulated GPU",
-    capability: str | Sequence[str] = "9.0",
+    capability: str | Sequence[str] | None = None,
     speed: int | Sequence[int] = 0,
     mig: int | Sequence[int | None] | None = None,
     nvlink: bool | Sequence[int | None] = False,
@@ -116,9 +112,11 @@ def environment(
 
     Args:
         gpus: Number of GPUs, 0 to 128.
-        memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB".
-        name: Name of each GPU.
-        capability: Compute capability of each GPU.
+        memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB". None means that of its name, and
+            8 GiB if the name is not known.
+        name: Name of each GPU. Known are names such as "H100" and "NVIDIA H100 80GB HBM3", of which CUDA's and NVML's totals
+            differ by what the driver reserves.
+        capability: Compute capability of each GPU. None means that of its name, and 9.0 if the name is not known.
         speed: Relative speed of each GPU. CUDA enumerates the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
         mig: Number of MIG instances of each GPU, 0 to 7; None if MIG is off.
         nvlink: True if NVLink connects all GPUs. A sequence gives the number of each GPU's group, within which NVLink
@@ -128,7 +126,8 @@ def environment(
         clock_reasons: Reasons that hold each GPU's clocks back, as NVML's bits: 0x4 for the power cap, 0x40 for heat.
         driver: "present"; "absent": no libcuda, even if the machine has a real one; "old": older than torch needs;
             "broken": it fails to start. Does not affect NVML.
-        driver_cuda: The CUDA version that the driver supports; None means 13.2, and 11.4 if the driver is "old".
+        driver_cuda: The CUDA version that the driver supports, which decides the driver's own version; None means 13.2, and
+            11.4 if the driver is "old".
         nvml: "present"; "absent": no libnvidia-ml; "broken": it does not find its kernel driver; "mismatch": its version
             differs from its kernel driver's, as after an upgrade without a restart.
         errors: Failures of driver and NVML functions, such as ``{"cuInit": 999, "nvmlDeviceGetTemperature*@1": 3}``.
@@ -146,7 +145,8 @@ def environment(
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
             Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
         races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
-            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process.
+            orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process. Needs a C++
+            compiler, or an engine that was compiled before.
         late_copies: Whether the target of a ``non_blocking`` copy to pinned memory has NaN, -1 for integers, until the host
             has synchronized: a timing that CUDA allows.
         base: The environment to extend; None means this process's. A simulation that it already contains is replaced.
@@ -168,72 +168,72 @@ def environment(
         >>> subprocess.run([sys.executable, "-c", program], env=child, capture_output=True, text=True).stdout
         '2\\n'
     """
-    from . import _build  # imported late: `is_simulated` does not need what it imports
+    parameters = dict(locals())
+    from . import _build, _engine_build  # imported late: `is_simulated` does not need what they import
 
-    gpus = _values.count(gpus)
-    driver_state = _values.choice("driver", driver, _DRIVER_STATES)
-    nvml_state = _values.choice("nvml", nvml, _NVML_STATES)
-    failures = _values.errors(errors, gpus)
-    if driver_state == "broken":
-        failures.append(_CU_UNKNOWN)
-    if nvml_state in _NVML_ERRORS:
-        failures.append(_NVML_ERRORS[nvml_state])
-    if driver_cuda is None and driver_state == "old":
-        driver_cuda = _OLD_CUDA
-    machine = {
-        "GPUS": str(gpus),
-        "MEMORY": _values.per_gpu("memory", memory, gpus, _values.memory),
-        "NAMES": _values.per_gpu("name", name, gpus, _values.name, ";"),
-        "CAPABILITIES": _values.per_gpu("capability", capability, gpus, _values.capability),
-        "SPEEDS": _values.per_gpu("speed", speed, gpus, _values.speed),
-        "MIG": _values.per_gpu("mig", mig, gpus, _values.mig),
-        "NVLINK": _values.per_gpu("nvlink", nvlink, gpus, _values.nvlink),
-        "NUMA": _values.per_gpu("numa", numa, gpus, _values.numa),
-        "CLOCK_REASONS": _values.per_gpu("clock_reasons", clock_reasons, gpus, _values.clock_reasons),
-    }
-    _values.check_mig(machine["MIG"], machine["CAPABILITIES"])
-    if driver_cuda is not None:
-        machine["DRIVER_CUDA"] = _values.cuda_version("driver_cuda", driver_cuda)
-        if driver_cuda in _DRIVER_VERSIONS:
-            machine["DRIVER_VERSION"] = _DRIVER_VERSIONS[driver_cuda]
+    reserves = _use_known_names(parameters)
+    machine = _settings.encode(parameters)
+    if reserves is not None:
+        machine["reserves"] = reserves
+    check_mig(machine["mig"], machine["capability"])
+    failures = [
+        *filter(None, [machine.get("errors")]),
+        *([_CU_UNKNOWN] if driver == "broken" else []),
+        *([_NVML_ERRORS[nvml]] if nvml in _NVML_ERRORS else []),
+    ]
     if failures:
-        machine["ERRORS"] = ",".join(failures)
-    for variable, path in (("LOG", log), ("STATE", state)):
-        if path is not None:
-            machine[variable] = _values.file(variable.lower(), path)
-    machine["COMPUTE"] = _values.flag("compute", compute)
-    machine["FILL"] = _values.choice("fill", fill, _FILLS)
-    machine["TRITON"] = _values.flag("triton", triton)
-    if not _runs_triton():
-        machine["TRITON"] = "0"
-    machine["COMPILE"] = _values.choice("compile", compile, _COMPILED_CODE)
-    if races is not None:
-        machine["RACES"] = _values.choice("races", races, _RACES)
-        if state is not None:
-            machine["RACE_FILE"] = machine["STATE"] + RACES_SUFFIX
-    if _values.flag("late_copies", late_copies) == "1":
-        machine["LATE_COPIES"] = "1"
-    if base is not None and not isinstance(base, Mapping):
-        raise TypeError(f"base must be a mapping of variables to values, not {type(base).__name__}")
+        machine["errors"] = ",".join(failures)
+    if driver == "old":
+        machine.setdefault("driver_cuda", _OLD_CUDA)
+    if "driver_cuda" in machine:
+        machine["driver_version"] = driver_version(machine["driver_cuda"])
+    if not _torch_runs_triton():
+        machine["triton"] = "0"
+    if "races" in machine:
+        reason = _engine_build.missing_compiler(_settings.read("libraries"))
+        if reason is not None:
+            raise RuntimeError(reason)
+        if "state" in machine:
+            machine["race_file"] = machine["state"] + RACES_SUFFIX
     result = _without_simulation(os.environ if base is None else base)
     root = _build.ensure_built()
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
-    driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver_state, nvml_state))
+    driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver, nvml))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])
     _prepend(result, "PYTHONPATH", [_PLUGIN])
-    if "absent" not in (driver_state, nvml_state):
+    if "absent" not in (driver, nvml):
         result.setdefault("PATH", os.defpath)
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
     if compute:
         if triton:
             result[_INTERPRET] = "1"
         # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
-        tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{machine['COMPILE']}")))
+        tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{compile}")))
         result[_CACHE_TAG] = tag
-    # torch waits 10 s at exit for autograd threads, which native/exit.c has suspended for good.
+    # torch waits 10 s at exit for autograd threads, which native/preload/exit has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
-    result.update({_PREFIX + key: value for key, value in machine.items()})
+    result.update({_settings.variable(name): text for name, text in machine.items()})
     return result
+
+
+def _use_known_names(parameters: dict[str, Any]) -> str | None:
+    """Replace names of GPUs by full names, and memory and capability that are not given by those of known names.
+
+    Return the text of what the drivers of the GPUs reserve, or None if they reserve nothing.
+    """
+    name = parameters["name"]
+    names = name if isinstance(name, Sequence) and not isinstance(name, str) else [name]
+    known = [_known_gpus.find(each) if isinstance(each, str) else None for each in names]
+    if any(known):
+        parameters["name"] = [each if gpu is None else gpu.name for each, gpu in zip(names, known, strict=True)]
+    if isinstance(parameters["gpus"], int):
+        known = known[: max(parameters["gpus"], 1)]  # `encode` refuses more names
+    if parameters["capability"] is None:
+        parameters["capability"] = [_CAPABILITY if gpu is None else gpu.capability for gpu in known] or _CAPABILITY
+    if parameters["memory"] is not None:
+        return None
+    parameters["memory"] = [_MEMORY if gpu is None else gpu.memory for gpu in known] or _MEMORY
+    return ",".join("0" if gpu is None else str(gpu.reserve) for gpu in known) if any(known) else None
 
 
 def is_simulated() -> bool:
@@ -257,19 +257,22 @@ def is_simulated() -> bool:
     return hasattr(ctypes.CDLL(None), "accelerator_simulation")
 
 
-def _runs_triton() -> bool:
+def triton_runs() -> bool:
+    """Whether Triton's kernels can run in this process. They cannot on a machine that was described with ``triton=False``."""
+    return _settings.read("compute") != "1" or _settings.read("triton") != "0" or not is_simulated()
+
+
+def _torch_runs_triton() -> bool:
     """Whether the installed torch, if there is one, is new enough for Triton on simulated GPUs."""
     build = torch_build.read()
-    return build is None or _values.runs_compiled_code(build.version)
+    return build is None or _torch_versions.runs_compiled_code(build.version)
 
 
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment without the variables and paths of an outer simulation."""
-    from . import _build
-
-    set_by_user = (*_SET_BY_USER, _build.LIBRARIES_VARIABLE)
-    result = {key: value for key, value in base.items() if not key.startswith(_PREFIX) or key in set_by_user}
-    if base.get(f"{_PREFIX}TRITON") == "1" and base.get(f"{_PREFIX}COMPUTE") == "1":
+    set_by_user = {_settings.variable(setting.name) for setting in _settings.SETTINGS if setting.is_set_by_user}
+    result = {key: value for key, value in base.items() if not key.startswith(_settings.PREFIX) or key in set_by_user}
+    if base.get(_settings.variable("triton")) == "1" and base.get(_settings.variable("compute")) == "1":
         result.pop(_INTERPRET, None)
     tag = re.sub(r"-?simulated-gpu-(cpp|triton)$", "", result.pop(_CACHE_TAG, ""))
     if tag:

@@ -1,42 +1,87 @@
-"""Memory and compute capability of data center GPUs, as ``nvidia-smi`` and torch report them."""
+"""Memory and compute capability of known GPUs.
+
+A GPU has two totals. The driver reserves a part of the memory that ``nvidia-smi`` and NVML report, and programs get the rest:
+the total of ``cudaMemGetInfo``, of torch's ``total_memory`` and of out-of-memory errors. The reserve differs between drivers
+by up to 0.3 GiB. The figures are those of drivers 535 and newer if there is a choice.
+
+Sources: public logs. The totals of ``nvidia-smi`` are those that ``nvidia-smi --query-gpu=name,memory.total`` printed. The
+comment at each row says where CUDA's total comes from:
+
+- P: the text of ``torch.cuda.get_device_properties``, in MiB.
+- U: the first line of Ultralytics' commands, which print torch's ``total_memory`` in MiB.
+- E: torch's out-of-memory errors ("GPU 0 has a total capacity of 23.56 GiB"), which give hundredths of a GiB.
+- B: ``torch.cuda.mem_get_info`` or NVML's free memory of an idle GPU, in bytes.
+- A: by analogy with a GPU of the same chip and memory.
+"""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KnownGpu", "find"]
+__all__ = ["KnownGpu", "find", "names"]
+
+_MIB = 2**20
 
 
 class KnownGpu(NamedTuple):
-    """One model of GPU; the memory is nvidia-smi's total."""
+    """One model of GPU.
+
+    Attributes:
+        name: the full name, as CUDA and NVML report it.
+        memory: the total that programs get, in bytes.
+        nvml_memory: the total of NVML and ``nvidia-smi``, in bytes.
+        capability: the compute capability.
+    """
 
     name: str
-    memory_mib: int
+    memory: int
+    nvml_memory: int
     capability: str
+
+    @property
+    def reserve(self) -> int:
+        """What the driver reserves, in bytes."""
+        return self.nvml_memory - self.memory
+
+
+def _gpu(name: str, memory_mib: float, nvml_mib: int, capability: str) -> KnownGpu:
+    return KnownGpu(name, int(memory_mib * _MIB), nvml_mib * _MIB, capability)
 
 
 _GPUS = {
-    "T4": KnownGpu("Tesla T4", 15360, "7.5"),
-    "V100-16GB": KnownGpu("Tesla V100-SXM2-16GB", 16384, "7.0"),
-    "V100-32GB": KnownGpu("Tesla V100-SXM2-32GB", 32768, "7.0"),
-    "A10": KnownGpu("NVIDIA A10", 23028, "8.6"),
-    "A10G": KnownGpu("NVIDIA A10G", 23028, "8.6"),
-    "A40": KnownGpu("NVIDIA A40", 46068, "8.6"),
-    "A100-40GB": KnownGpu("NVIDIA A100-SXM4-40GB", 40960, "8.0"),
-    "A100": KnownGpu("NVIDIA A100-SXM4-80GB", 81920, "8.0"),
-    "L4": KnownGpu("NVIDIA L4", 23034, "8.9"),
-    "L40S": KnownGpu("NVIDIA L40S", 46068, "8.9"),
-    "H100": KnownGpu("NVIDIA H100 80GB HBM3", 81559, "9.0"),
-    "H100-NVL": KnownGpu("NVIDIA H100 NVL", 95830, "9.0"),
-    "H200": KnownGpu("NVIDIA H200", 143771, "9.0"),
-    "B200": KnownGpu("NVIDIA B200", 183359, "10.0"),
+    "T4": _gpu("Tesla T4", 15102, 15360, "7.5"),  # P
+    "V100-16GB": _gpu("Tesla V100-SXM2-16GB", 16151, 16384, "7.0"),  # U
+    "V100-32GB": _gpu("Tesla V100-SXM2-32GB", 32494, 32768, "7.0"),  # U
+    "A10": _gpu("NVIDIA A10", 23_604_690_944 / _MIB, 23028, "8.6"),  # B, driver 535
+    "A10G": _gpu("NVIDIA A10G", 22587, 23028, "8.6"),  # P
+    "A30": _gpu("NVIDIA A30", 24164, 24576, "8.0"),  # U
+    "A40": _gpu("NVIDIA A40", 45416, 46068, "8.6"),  # P
+    "A100-40GB": _gpu("NVIDIA A100-SXM4-40GB", 42_298_834_944 / _MIB, 40960, "8.0"),  # B
+    "A100": _gpu("NVIDIA A100-SXM4-80GB", 81153, 81920, "8.0"),  # U; E has 79.25
+    "L4": _gpu("NVIDIA L4", 22563, 23034, "8.9"),  # U
+    "L40": _gpu("NVIDIA L40", 45495, 46068, "8.9"),  # A: L40S
+    "L40S": _gpu("NVIDIA L40S", 45495, 46068, "8.9"),  # U
+    "H20": _gpu("NVIDIA H20", 97285, 97871, "9.0"),  # P
+    "H100": _gpu("NVIDIA H100 80GB HBM3", 81089, 81559, "9.0"),  # P; E has 79.19 to 79.25
+    "H100-PCIE": _gpu("NVIDIA H100 PCIe", 81008, 81559, "9.0"),  # P
+    "H100-NVL": _gpu("NVIDIA H100 NVL", 95320, 95830, "9.0"),  # U
+    "H200": _gpu("NVIDIA H200", 143156, 143771, "9.0"),  # P
+    "GH200": _gpu("NVIDIA GH200 480GB", 96768, 97871, "9.0"),  # E: 94.50
+    "B200": _gpu("NVIDIA B200", 182631, 183359, "10.0"),  # P; E has 178.35
+    "RTX3090": _gpu("NVIDIA GeForce RTX 3090", 24125, 24576, "8.6"),  # E: 23.56
+    "RTX4090": _gpu("NVIDIA GeForce RTX 4090", 24081, 24564, "8.9"),  # U; E has 23.52
+    "RTX5090": _gpu("NVIDIA GeForce RTX 5090", 32120, 32607, "12.0"),  # U; E has 31.36 and 31.37
+    "A5000": _gpu("NVIDIA RTX A5000", 24114, 24564, "8.6"),  # P
+    "A6000": _gpu("NVIDIA RTX A6000", 48676, 49140, "8.6"),  # P
+    "RTX6000-ADA": _gpu("NVIDIA RTX 6000 Ada Generation", 48539, 49140, "8.9"),  # U
+    "RTXPRO6000": _gpu("NVIDIA RTX PRO 6000 Blackwell Server Edition", 97250, 97887, "12.0"),  # P; E has 94.97
 }
 
 
 def find(name: str) -> KnownGpu | None:
-    """Return the GPU of a short name, with or without "NVIDIA", or of a full name; else None."""
+    """Return the GPU of a short name, with or without "NVIDIA" and with or without blanks, or of a full name; else None."""
     wanted = name.casefold()
-    short_name = wanted.removeprefix("nvidia ")
+    short_name = wanted.removeprefix("nvidia ").removeprefix("geforce ").replace(" ", "")
     return next((gpu for short, gpu in _GPUS.items() if short.casefold() == short_name or gpu.name.casefold() == wanted), None)
 
 

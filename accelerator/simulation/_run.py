@@ -10,6 +10,8 @@ import sys
 from collections.abc import Generator
 from typing import TYPE_CHECKING, NamedTuple
 
+from ._guard import guarded
+
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
@@ -39,17 +41,16 @@ class Signals(NamedTuple):
 def run(command: list[str], child: Mapping[str, str]) -> int:
     """Run a command and return its exit status as a shell does.
 
-    Signals that other processes send to this one are forwarded to the command.
+    Signals that other processes send to this one are forwarded to the command. If this process is killed, the command ends too,
+    with all processes that it has started.
 
     Args:
         command: The program and its arguments.
         child: The environment of the command.
     """
-    if sys.platform != "linux":
-        raise AssertionError("simulated GPUs need Linux")  # `environment` raises before this; the line is for type checkers
-    with handle_signals() as signals:
+    with guarded() as variables, handle_signals() as signals:
         try:
-            pid = start(command, child, signals)
+            pid = start(command, {**child, **variables}, signals)
         except CannotStart as problem:
             report(str(problem))
             return problem.status
@@ -66,8 +67,6 @@ def run(command: list[str], child: Mapping[str, str]) -> int:
 @contextlib.contextmanager
 def handle_signals() -> Generator[Signals, None, None]:
     """Block the signals that end a process, and SIGCHLD, for ``sigwaitinfo``."""
-    if sys.platform != "linux":
-        raise AssertionError("simulated GPUs need Linux")
     awaited = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGCHLD}
     # The signals are blocked, not handled: those that arrive while the command starts stay pending, and sigwaitinfo
     # names their sender.
@@ -95,8 +94,6 @@ def start(
     Raises:
         CannotStart: The program was not found or is not executable.
     """
-    if sys.platform != "linux":
-        raise AssertionError("simulated GPUs need Linux")
     try:
         # Search the command's PATH, which has the simulated machine's nvidia-smi, not this process's.
         program = shutil.which(command[0], path=child.get("PATH")) or command[0]

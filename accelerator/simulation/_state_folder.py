@@ -16,8 +16,16 @@ _LOCK = "lock"
 
 @contextlib.contextmanager
 def state_folder() -> Generator[Path, None, None]:
-    """Yield a new folder and remove it at the end; also remove those whose process was killed before it could."""
-    with tempfile.TemporaryDirectory(prefix=_PREFIX) as directory:
+    """Yield a new folder and remove it at the end; also remove those whose process was killed before it could.
+
+    Raises:
+        RuntimeError: No folder can be made.
+    """
+    try:
+        temporary = tempfile.TemporaryDirectory(prefix=_PREFIX)
+    except OSError as error:
+        raise RuntimeError(f"no folder for the state of the machine can be made: {error.strerror or error}") from error
+    with temporary as directory:
         folder = Path(directory)
         lock = _lock(folder)
         try:

@@ -13,14 +13,14 @@ neither torch nor NVML's binding.
 
 from __future__ import annotations
 
-import os
+import argparse
 from collections.abc import Generator
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from . import _settings
 from ._pytest.keys import IN_PLACE, SERVER_NAME, WRONG_MARK
-from ._values import gpus_of_option
 
 if TYPE_CHECKING:
     from ._pytest import machines, session
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 _session: pytest.StashKey[session.SimulatedSession] = pytest.StashKey()
 _machines: pytest.StashKey[machines.Machines] = pytest.StashKey()
 
-_RACES = "ACCELERATOR_SIM_RACES"
 _MARKS = (
     "min_gpus(n): skip the test if fewer than n GPUs are visible (accelerator)",
     "simulated_machine(...): run the test on a simulated machine of its own; takes the parameters of "
@@ -40,14 +39,20 @@ _MARKS = (
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a session on simulated GPUs."""
     group = parser.getgroup("accelerator", "simulated GPUs")
-    gpus: Any = gpus_of_option  # pytest's types allow strings alone
-    group.addoption("--simulate-gpus", type=gpus, metavar="N", help="run all tests on a machine with N simulated GPUs")
+    group.addoption("--simulate-gpus", type=_parse_gpus, metavar="N", help="run all tests on a machine with N simulated GPUs")
     group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
     group.addoption(
         "--simulate-races", action="store_true", help="fail tests whose bodies have a race between streams or the host"
     )
     # Only the pytest on the simulated machine gets this option. Its arguments also contain the options above.
-    group.addoption("--on-simulated-gpus", action="store_true", help="==SUPPRESS==")
+    group.addoption("--on-simulated-gpus", action="store_true", help=argparse.SUPPRESS)
+
+
+def _parse_gpus(text: str) -> Any:
+    try:
+        return _settings.find("gpus").type.parse([text])
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from None
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -88,7 +93,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
     if option.simulate_gpus is None:
         return None
     races = ", with race detection" if option.simulate_races else ""
-    return f"simulated GPUs: {option.simulate_gpus} of {option.simulate_memory or '8GiB'}{races}"
+    memory = option.simulate_memory or _settings.find("memory").default
+    return f"simulated GPUs: {option.simulate_gpus} of {memory}{races}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -149,12 +155,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 @pytest.hookimpl(hookwrapper=True, trylast=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
     """Fail a test whose body, or a process that it starts, has a race, if the machine finds races."""
-    if _RACES not in os.environ:
+    if _settings.read("races") is None:
         yield
         return
-    from ._pytest import races
+    from ._pytest import race_failures
 
-    with races.body(item) as problem_of_body:
+    with race_failures.of_body(item) as problem_of_body:
         outcome = yield
         problem = problem_of_body()
     if problem is not None and outcome.excinfo is None:

@@ -213,7 +213,7 @@ def pending() -> Iterator[Row]:
     assert torch.version.cuda is not None
     runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
     runtime.accelerator_simulation_pending.restype = ctypes.POINTER(ctypes.c_void_p * 8)
-    table = runtime.accelerator_simulation_pending().contents  # struct sim_pending of native/pending.h
+    table = runtime.accelerator_simulation_pending().contents  # struct sim_pending of native/interface/pending.h
     submit = ctypes.CFUNCTYPE(ctypes.c_uint64, ctypes.c_void_p, ctypes.c_int, *[ctypes.c_void_p] * 4)(table[0])
     release = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(table[6])
     queue, before, not_before = (ctypes.create_string_buffer(64) for _ in range(3))

@@ -183,7 +183,7 @@ def test_recomputation_needs_a_gradient_of_another_device() -> None:
             runs.append(threading.get_ident())
             one, two = a.sin().exp(), b.sin().exp()
             if len(runs) > 1:
-                time.sleep(0.5)
+                time.sleep(0.5)  # until the other thread waits for this one, which nothing shows
             (inside,) = torch.autograd.grad(two.sum(), b, retain_graph=True)
             return one.cos(), two.cos() * inside
 
@@ -214,7 +214,7 @@ def test_threads_of_two_devices_share_one_recomputation() -> None:
             alive.append(1)
             most.append(len(alive))
             one, two = a.sin().exp(), b.sin().exp()
-            time.sleep(0.2)
+            time.sleep(0.2)  # in which the other thread would begin, if it did
             alive.pop()
             return one.cos(), two.cos()
 

@@ -197,7 +197,7 @@ def test_differences_between_ranks() -> None:
     assert printed.splitlines()[0] == "3 ranks on 2 hosts: 2 passed, 1 failed, 0 missing"
     assert [row[1] for row in rows(printed).values()] == ["node0", "node0", "node1"]
     assert "LOCAL_RANK is 5, and 2 devices are visible" in printed
-    assert "differs: driver is 590.44.01 on ranks 0, 2, 1.2.3 on rank 1" in printed
+    assert "differs: driver is 595.45.04 on ranks 0, 2, 1.2.3 on rank 1" in printed
     assert re.search(r"differs: ranks 0-1 share\s+GPU-\S+\s+on\s+node0", printed)
 
 

@@ -36,7 +36,12 @@ def run(*arguments: str, environment: dict[str, str] | None = None, **options: A
         (["bogus"], "unknown command 'bogus': there are report, check, simulate and rehearse"),
         (["check", "--timeout", "-1"], "is not a number of seconds"),
         (["check", "--watch"], "unrecognized arguments: --watch"),
-        (["--js"], "unrecognized arguments: --js"),
+        (["--js"], "unrecognized arguments: --js; did you mean --json?"),
+        (["check", "--jsn", "more"], "unrecognized arguments: --jsn more; did you mean --json?"),
+        (["check", "--timeot=3"], "unrecognized arguments: --timeot=3; did you mean --timeout?"),
+        (["simulate", "--gpu", "2", "--", "true"], "unrecognized arguments: --gpu; did you mean --gpus?"),
+        (["simulate", "--no-computing", "--", "true"], "unrecognized arguments: --no-computing; did you mean --no-compute?"),
+        (["rehearse", "--world-sizes", "2", "--", "true"], "unrecognized arguments: --world-sizes; did you mean --world-size?"),
         (["--color", "sometimes"], "invalid choice: 'sometimes'"),
     ],
 )

@@ -15,6 +15,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from accelerator._command import rehearse_report
+from accelerator.simulation import _rehearsal_record
+from accelerator.simulation._rehearsal_record import CATEGORIES, Curve, DeviceRecord, OutOfMemory, ProcessRecord, Statistics
 from tests import support
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -69,15 +72,15 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
         *("--gpus", "2", "--name", "h100"),
         status=3,
     )
-    common = {"rank": 0, "total": 81559 * 2**20, "retries": 0, "fits": True, "out_of_memory": None, "exit_status": 3}
+    common = {"rank": 0, "total": 81089 * 2**20, "retries": 0, "fits": True, "out_of_memory": None, "exit_status": 3}
     assert entries == [
         {**common, "device": 0, "peak_allocated": 4 * GIB, "peak_reserved": 4 * GIB},
         {**common, "device": 1, "peak_allocated": 2 * GIB, "peak_reserved": 2 * GIB},
     ]
     assert text.splitlines()[-4:] == [
         "rank  device  peak allocated  peak reserved         of  retries  fits",
-        "   0  cuda:0        4.00 GiB       4.00 GiB  79.65 GiB        0   yes",
-        "   0  cuda:1        2.00 GiB       2.00 GiB  79.65 GiB        0   yes",
+        "   0  cuda:0        4.00 GiB       4.00 GiB  79.19 GiB        0   yes",
+        "   0  cuda:1        2.00 GiB       2.00 GiB  79.19 GiB        0   yes",
         "rank 0 ended with status 3: its figures are those until then",
     ]
 
@@ -191,7 +194,7 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
                 os._exit(5)
             if rank == 5:
                 report = Path(os.environ["ACCELERATOR_SIM_REHEARSE"], f"{os.getpid()}.json")
-                while "reserved" not in report.read_text():
+                while not report.exists() or "reserved" not in report.read_text():
                     time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
         for rank in range(7):
@@ -214,9 +217,9 @@ KEEP_CURVE = """
         import glob, shutil, torch
         from _accelerator_simulation._rehearsal import history
         end = history.end
-        def end_and_keep(rank):
-            end(rank)
-            [written] = glob.glob(history._plots + "/*.plot.json")
+        def end_and_keep(rank, folder):
+            end(rank, folder)
+            [written] = glob.glob(folder + "/*.curve")
             shutil.copy(written, {})
         history.end = end_and_keep
 """
@@ -243,7 +246,7 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
     for word in ("parameters", "gradients", "optimizer state", "activations", "reserved", "the GPU: 8.0 GiB"):
         assert word in text
     curve = json.loads(file.read_text(encoding="utf-8"))
-    most = dict(zip(curve["categories"], map(max, zip(*curve["points"], strict=True)), strict=False))
+    most = dict(zip(CATEGORIES, map(max, zip(*curve["points"], strict=True)), strict=False))
     weights = 4 * 2**26 + 4 * 2**14
     assert (most["parameters"], most["gradients"]) == (weights, weights)
     assert most["optimizer state"] >= 2 * weights
@@ -268,7 +271,7 @@ def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> 
         status=1,
     )
     curve = json.loads(file.read_text(encoding="utf-8"))
-    held = dict(zip(curve["categories"], curve["points"][-1], strict=False))
+    held = dict(zip(CATEGORIES, curve["points"][-1], strict=False))
     assert held["parameters"] == held["gradients"] == 24 * 2**26
     assert held["optimizer state"] > GIB
     assert held["other"] < 2**28
@@ -325,20 +328,44 @@ def test_wrong_usage(options: list[str], message: str) -> None:
     assert message in done.stderr
 
 
-def test_names_of_gpus() -> None:
-    from accelerator.simulation import _known_gpus
+def write(folder: Path, pid: int, record: ProcessRecord, status: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Write the record of a process, and its exit status if it is known."""
+    monkeypatch.setattr(os, "getpid", lambda: pid)
+    _rehearsal_record.write_record(str(folder), record)
+    if status is not None:
+        Path(_rehearsal_record.status_file(str(folder))).write_text(status, encoding="ascii")
 
-    assert _known_gpus.find("a100") == _known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
-    assert _known_gpus.find("NVIDIA H100") == _known_gpus.find("H100") is not None
-    assert _known_gpus.find("Simulated GPU") is None
+
+def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    failure = OutOfMemory(requested=5, free=3, op="aten::mm", where=None)
+    record = ProcessRecord(3, [DeviceRecord(0, Statistics(1, 2, 3, 4), GIB, failure), DeviceRecord(2, Statistics(), 7, None)])
+    write(tmp_path, 1, record, None, monkeypatch)
+    assert _rehearsal_record.read_records(tmp_path) == [(record, None)]
+    write(tmp_path, 1, record._replace(rank=4), "", monkeypatch)  # the process is writing its status
+    assert _rehearsal_record.read_records(tmp_path) == [(record._replace(rank=4), None)]
+    write(tmp_path, 1, record, "7", monkeypatch)
+    assert _rehearsal_record.read_records(tmp_path) == [(record, 7)]
+    for device in (1, 0):
+        _rehearsal_record.write_curve(str(tmp_path), Curve(0, device, [[1, 2], [3, 4]]))
+    assert _rehearsal_record.read_curves(tmp_path) == [Curve(0, device, [[1, 2], [3, 4]]) for device in (0, 1)]
+    assert len(_rehearsal_record.read_records(tmp_path)) == 1
 
 
-def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path) -> None:
-    from accelerator._command import rehearse_report
-
-    device = {"device": 0, "allocated": 0, "reserved": 0, "retries": 0, "ooms": 0, "total": GIB, "out_of_memory": None}
+def test_process_without_memory_is_no_rank_beside_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # Rank 1 has one process, which uses none.
     for pid, rank, reserved in ((1, 0, 0), (2, 0, GIB), (3, 1, 0)):
-        report = {"rank": rank, "exit_status": 0, "devices": [{**device, "reserved": reserved}]}
-        (tmp_path / f"{pid}.json").write_text(json.dumps(report), encoding="utf-8")
-    assert [(entry["rank"], entry["peak_reserved"]) for entry in rehearse_report.read(tmp_path, 0)] == [(0, GIB), (1, 0)]
+        device = DeviceRecord(0, Statistics(reserved=reserved), GIB, None)
+        write(tmp_path, pid, ProcessRecord(rank, [device]), "0", monkeypatch)
+    assert [(entry.rank, entry.peak_reserved) for entry in rehearse_report.read(tmp_path, 0)] == [(0, GIB), (1, 0)]
+
+
+def test_json_of_a_failure() -> None:
+    entry = rehearse_report.Entry(1, 0, 2, 3, 4, 5, False, OutOfMemory(6, 7, "aten::mm", "a.py:8 in f"), None)
+    document = json.loads(rehearse_report.format_json([entry, entry._replace(out_of_memory=None)]))
+    names = ("rank", "device", "peak_allocated", "peak_reserved", "total", "retries", "fits")
+    expected = dict(zip(names, (1, 0, 2, 3, 4, 5, False), strict=True))
+    failure = {"requested": 6, "free": 7, "op": "aten::mm", "where": "a.py:8 in f"}
+    assert document == {
+        "schema": 1,
+        "ranks": [{**expected, "out_of_memory": each, "exit_status": None} for each in (failure, None)],
+    }

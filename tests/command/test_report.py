@@ -55,7 +55,7 @@ def test_json() -> None:
     assert [list(device) for device in document["devices"]] == [DEVICE_KEYS] * 2
     assert document["version"] == accelerator.__version__
     assert document["torch"] == {"version": BUILD.version, "cuda": BUILD.cuda, "hip": None}
-    assert document["driver"] == {"version": "590.44.01", "cuda": "13.2"}
+    assert document["driver"] == {"version": "595.45.04", "cuda": "13.2"}
     assert document["schema"] == 1
     assert document["host"] == socket.gethostname()
     assert begin <= datetime.datetime.fromisoformat(document["time"]).timestamp() <= time.time()
@@ -221,7 +221,7 @@ def test_tables() -> None:
     long_name = "Two of a name that is longer than the column for names is"
     machine = simulated_environment(gpus=2, name=["One", long_name], memory=["8GiB", "80GiB"])
     blocks = [block.splitlines() for block in text(machine).split("\n\n")]
-    assert blocks[0][2] == "NVIDIA driver 590.44.01, up to CUDA 13.2 (simulated)"
+    assert blocks[0][2] == "NVIDIA driver 595.45.04, up to CUDA 13.2 (simulated)"
     assert blocks[1][0].split() == ["GPU", "memory", "busy", "temp", "power", "clock"]
     assert re.split(r"  +", blocks[1][1].strip())[:5] == ["0", "░" * 12, "0.0 of 8.0 GiB", "13 %", "30 °C"]
     assert re.split(r"  +", blocks[1][2].strip())[:5] == ["1", "░" * 12, "0.0 of 80.0 GiB", "20 %", "31 °C"]
@@ -554,7 +554,10 @@ def test_watch_json_writes_one_document_per_line() -> None:
     )
     assert watching.stdout
     assert watching.stderr
-    assert [list(json.loads(watching.stdout.readline())) for _ in range(2)] == [KEYS, KEYS]
+    documents = [json.loads(watching.stdout.readline()) for _ in range(3)]
+    assert [list(document) for document in documents] == [KEYS] * 3
+    times = [datetime.datetime.fromisoformat(document["time"]).timestamp() for document in documents]
+    assert len(set(times)) == 3, "times have a fraction of a second"
     watching.stdout.close()
     assert watching.wait(timeout=60) == 0
     assert watching.stderr.read() == ""

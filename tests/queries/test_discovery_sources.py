@@ -79,7 +79,7 @@ def test_queries_without_torch_installed(tmp_path: Path) -> None:
     results, modules, physical, celsius = evaluate(TORCHLESS, environment, python=python)
     reason = "torch is not installed in this Python; install it with 'pip install torch'"
     assert results[:9] == [False, 0, reason, [], "cpu", False, False, True, False]
-    assert results[9:15] == ["590.44.01", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
+    assert results[9:15] == ["595.45.04", [13, 2], "gloo", [], ["CUDA_VISIBLE_DEVICES"], None]
     assert results[15:] == [f"RuntimeError: There is no device to read from: {reason}", "ModuleNotFoundError"]
     assert physical == [[0, "Simulated GPU", None], [1, "Simulated GPU", None]]
     assert celsius == 31
@@ -239,7 +239,7 @@ def test_get_device_name_rejects_invalid_arguments() -> None:
 @on_simulated_gpus
 def test_driver_versions() -> None:
     program = "import accelerator as acc; print(json.dumps([acc.driver_version(), acc.driver_cuda_version()]))"
-    assert evaluate_simulated(program, gpus=0) == ["590.44.01", [13, 2]]
+    assert evaluate_simulated(program, gpus=0) == ["595.45.04", [13, 2]]
     assert evaluate_simulated(program, nvml="absent") == [None, [13, 2]]
     assert evaluate_simulated(program, nvml="absent", driver="absent") == [None, None]
     assert evaluate_simulated(program, nvml="absent", driver="broken") == [None, [13, 2]]

@@ -26,12 +26,28 @@ def test_counters_are_zero(name: str) -> None:
     del held
 
 
-def test_statistics_are_empty() -> None:
-    assert acc.memory_stats() == acc.host_memory_stats() == OrderedDict()
-    assert acc.memory_stats_as_nested_dict() == {}
+def test_statistics_are_zeros() -> None:
+    statistics = acc.memory_stats()
+    assert list(statistics) == sorted(statistics)
+    assert statistics["active_bytes.all.peak"] == statistics["num_ooms"] == 0
+    assert {name for name, value in statistics.items() if value} == {"max_split_size"}
+    nested = acc.memory_stats_as_nested_dict()
+    assert nested["reserved_bytes"]["large_pool"] == {"current": 0, "peak": 0, "allocated": 0, "freed": 0}
+    nested["reserved_bytes"]["large_pool"]["current"] = 1
+    assert acc.memory_stats()["reserved_bytes.large_pool.current"] == 0
+    assert acc.host_memory_stats() == OrderedDict()
     for reset in (acc.reset_peak_memory_stats, acc.reset_accumulated_memory_stats):
         assert reset() is None
     assert acc.empty_cache() is acc.empty_host_cache() is None
+
+
+def test_pools_change_nothing() -> None:
+    pool = acc.create_mem_pool(use_on_oom=True)
+    assert pool is None
+    with acc.use_mem_pool(pool), acc.use_mem_pool("a pool of another accelerator", 0):
+        assert torch.ones(2).sum() == 2
+    assert acc.get_allocator_backend() == "cpu"
+    assert acc.OutOfMemoryError is torch.OutOfMemoryError
 
 
 def test_memory_info_is_the_hosts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,6 +10,8 @@ import pytest
 import torch
 
 import accelerator as acc
+from accelerator._torch import state
+from accelerator._torch.state import RuntimeState
 
 COUNTERS = ("memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved")
 
@@ -120,3 +122,27 @@ def test_empty_cache_releases_unused_memory() -> None:
     assert acc.memory_allocated(1) == 3 << 20
     assert acc.memory_reserved(1) < before
     assert acc.empty_host_cache() is None
+
+
+def test_statistics_of_the_cpu_have_torchs_names(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = torch.ones(2, device="cuda")
+    names = set(torch.accelerator.memory_stats() if hasattr(torch.accelerator, "memory_stats") else torch.cuda.memory_stats())
+    monkeypatch.setattr(state, "current", lambda device=None: RuntimeState("cpu", 0, False))
+    assert set(acc.memory_stats()) == names
+    del held
+
+
+def test_pools() -> None:
+    pool = acc.create_mem_pool()
+    assert type(pool) is torch.cuda.MemPool
+    before = torch.cuda.memory_reserved(1)
+    with acc.use_mem_pool(None):
+        ordinary = torch.ones(8, device="cuda:1")
+    with acc.use_mem_pool(pool, 1):
+        pooled = torch.ones(8, device="cuda:1")
+    pools = {segment["segment_pool_id"] for segment in torch.cuda.memory_snapshot() if segment["device"] == 1}
+    assert pool.id in pools
+    assert (ordinary + pooled).tolist() == [2] * 8
+    assert torch.cuda.memory_reserved(1) >= before
+    assert acc.get_allocator_backend() == torch.cuda.get_allocator_backend() == "native"
+    assert acc.OutOfMemoryError is torch.cuda.OutOfMemoryError

@@ -58,6 +58,18 @@ def test_events() -> None:
         begin.elapsed_time(acc.Event(enable_timing=True))
 
 
+def test_recording_a_stream_does_nothing() -> None:
+    tensor = torch.ones(2)
+    with pytest.raises(NotImplementedError):
+        tensor.record_stream(acc.current_stream())
+    assert acc.record_stream(tensor, acc.current_stream()) is None
+    assert acc.record_stream(tensor.to_sparse(), acc.Stream()) is None
+    with pytest.raises(TypeError, match=r"record_stream\(\) takes a torch.Tensor, not list"):
+        acc.record_stream([tensor], acc.Stream())  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"record_stream\(\) takes a torch.Stream, not NoneType"):
+        acc.record_stream(tensor, None)  # type: ignore[arg-type]
+
+
 def test_external_stream_raises() -> None:
     with pytest.raises(RuntimeError, match="under the CPU fallback"):
         acc.external_stream(0)

@@ -219,3 +219,22 @@ def test_synchronize_of_negative_index(monkeypatch: pytest.MonkeyPatch) -> None:
     for device in (-1, None, 0, "cuda:0", "cuda"):
         acc.synchronize(device)
     assert synchronized == [1, 1, 0, 0, 1]
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_recorded_memory_is_not_used_again(records: bool) -> None:
+    side = acc.Stream(1)
+    tensor = torch.ones(2**20, device="cuda:1")
+    address = tensor.data_ptr()
+    side.wait_stream(acc.current_stream(1))
+    with acc.stream(side):
+        if records:
+            torch.cuda._sleep(500_000_000)  # half a second  # type: ignore[attr-defined]
+        doubled = tensor * 2
+    if records:
+        acc.record_stream(tensor, side)
+    acc.record_stream(torch.ones(2), side)  # needs no record
+    del tensor
+    again = torch.empty(2**20, device="cuda:1")
+    assert (again.data_ptr() == address) == (not records)
+    del doubled

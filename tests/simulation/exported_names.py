@@ -13,14 +13,20 @@ import re
 import sys
 from pathlib import Path
 
-from tests.simulation.elf import ElfSymbols
+from tests.simulation.native.elf import ElfSymbols
 
 NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
+LISTS = {
+    "cudart": "runtime/names.h",
+    "cupti": "preload/cupti/names.h",
+    "nccl": "nccl/names.h",
+    "cuda": "driver/names.h",
+    "nvml": "nvml/names.h",
+}
 LIBRARIES = {
-    "cudart_12": "libcudart.so.12",
-    "cudart_13": "libcudart.so.13",
-    "cupti_13": "libcupti.so.13",
-    "nccl": "libnccl.so.2",
+    "cudart": {"12": "libcudart.so.12", "13": "libcudart.so.13"},
+    "cupti": {"13": "libcupti.so.13"},
+    "nccl": {"2": "libnccl.so.2"},
 }
 
 
@@ -54,16 +60,25 @@ def stub(function: str, exported: set[str]) -> str:
     return f"NAME({function})"
 
 
+def merge(lines: dict[str, set[str]]) -> list[str]:
+    """Merge the lists of a library's majors: a line that some of them lack gets the major in the name of its macro."""
+    common = set.intersection(*lines.values())
+    return [*common, *(line.replace("(", f"_{major}(", 1) for major, own in lines.items() for line in own - common)]
+
+
 def write(name: str, lines: list[str]) -> None:
     text = "/* Written by tests/simulation/exported_names.py. */\n" + "\n".join(sorted(lines)) + "\n"
-    (NATIVE / f"names_{name}.h").write_text(text)
+    (NATIVE / LISTS[name]).write_text(text)
 
 
 def main(directories: list[str]) -> None:
     files = [path for directory in directories for path in Path(directory).rglob("*") if path.is_file()]
-    for name, library in LIBRARIES.items():
-        exported = set().union(*(symbols(path) for path in files if path.name == library))
-        write(name, [stub(function, exported) for function in exported])
+    for name, libraries in LIBRARIES.items():
+        lines = {}
+        for major, library in libraries.items():
+            exported = set().union(*(symbols(path) for path in files if path.name == library))
+            lines[major] = {stub(function, exported) for function in exported}
+        write(name, merge(lines))
     driver = set().union(*(driver_functions(path.read_text()) for path in files if path.name == "cuda.h"))
     write("cuda", [stub(function, driver) for function in driver])
     management = {

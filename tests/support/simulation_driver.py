@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation._values import runs_compiled_code
+from accelerator.simulation._torch_versions import runs_compiled_code
 from tests.support import run, simulated_environment
 
 if TYPE_CHECKING:

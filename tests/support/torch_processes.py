@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import atexit
 import fcntl
+import functools
 import hashlib
 import importlib
 import io
@@ -31,12 +32,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-# Variables that are read only after the import of torch. Processes with different values can have the same parent.
-# The simulated libraries read their variables at their first call, and the import of torch calls none of them. torch reads
-# the name of its allocator when it is imported, and the allocator's other settings later.
-_READ_EARLY = "ALONE=|COMPILE=|COMPUTE=|LATE_COPIES=|OWN_KERNELS=|PLOT=|RACES=|REHEARSE=|SNAPSHOT=|TRITON="
-_READ_LATER = re.compile(
-    rf"(ACCELERATOR_SIM_(?!{_READ_EARLY})\w+|ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
+# Variables of others that are read only after the import of torch, which reads the name of its allocator early and the
+# allocator's other settings later.
+_READ_LATER = (
+    r"(ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
     r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURMD?_\w+|TORCHINDUCTOR_CACHE_DIR"
     r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)="
     r"|PYTORCH_(CUDA_)?ALLOC_CONF=(?!.*backend)"
@@ -82,9 +81,18 @@ def run(
     return subprocess.CompletedProcess(command, status, *texts)
 
 
+@functools.cache
+def _read_later() -> re.Pattern[str]:
+    """Match variables that are read after the import of torch: processes with different values can have the same parent."""
+    from accelerator.simulation._settings import SETTINGS, variable  # here, because a parent must not import the package
+
+    ours = "|".join(variable(each.name) for each in SETTINGS if each.variable and not each.is_read_early)
+    return re.compile(f"({ours})=|{_READ_LATER}")
+
+
 def _request(request: dict[str, Any], environment: Mapping[str, str], prepare: str, timeout: float) -> int:
     """Send a program to the parent of its environment, start the parent if there is none, and return the program's status."""
-    key = sorted((name, value) for name, value in environment.items() if not _READ_LATER.match(f"{name}={value}"))
+    key = sorted((name, value) for name, value in environment.items() if not _read_later().match(f"{name}={value}"))
     address = _FOLDER / hashlib.sha256(repr((prepare, key)).encode()).hexdigest()[:16]
     while True:
         with socket.socket(socket.AF_UNIX) as connection:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import capture, races
+from .._kernels import accesses, capture
 from .._kernels.aliases import cpu_alias
 
 __all__ = ["DeviceCall"]
@@ -29,19 +29,19 @@ class DeviceCall:
         if len(arguments) == 1 and isinstance(arguments[0], list):
             inputs = list(arguments[0])
             arguments[0].clear()
-        if not races.FINDS_RACES:
+        if not accesses.FINDS_RACES:
             return self._call(inputs)
         written = getattr(self._compiled, "mutated_input_idxs", None) or ()
-        accesses = [(each, races.WRITES * (i in written)) for i, each in enumerate(inputs) if _is_cuda(each)]
-        results: list[Any] = races.at_op(_COMPILED, accesses, lambda: self._call(inputs))
-        is_input = {id(each) for each in inputs}
-        new = [(each, races.WRITES) for each in results if _is_cuda(each) and id(each) not in is_input and each._base is None]
-        races.record(_COMPILED, new)
+        touched = [(each, accesses.WRITES * (i in written)) for i, each in enumerate(inputs) if _is_cuda(each)]
+        results: list[Any] = accesses.at_op(_COMPILED, touched, lambda: self._call(inputs))
+        ids_of_inputs = {id(each) for each in inputs}
+        new = [each for each in results if _is_cuda(each) and id(each) not in ids_of_inputs and each._base is None]
+        accesses.record(_COMPILED, [(each, accesses.WRITES) for each in new])
         return results
 
     def _call(self, inputs: list[Any]) -> list[Any]:
         cpu_inputs = [cpu_alias(value) if _is_cuda(value) else value for value in inputs]
-        if capture.captures.value:
+        if capture.streams_need_checks.value:
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
                 if device.type == "cuda" and capture.wait_unless_capturing(device):

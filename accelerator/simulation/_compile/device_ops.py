@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .._kernels import capture
+from .._kernels import bindings, capture
 
 __all__ = [
     "NAMESPACE",
@@ -40,7 +40,7 @@ _originals: dict[str, Any] = {}  # the CUDA op of each device op; a program may 
 
 def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether an op of a graph runs on the simulated GPU."""
-    if not isinstance(op, torch._ops.OpOverload):
+    if not isinstance(op, bindings.OpOverload):
         return False
     if torch.Tag.nondeterministic_seeded in op.tags:
         return not _draws_nothing(op, args, kwargs) or not _has_cpu_kernel(op)
@@ -50,7 +50,7 @@ def runs_on_device(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
 
 
 def _has_cpu_kernel(op: Any) -> bool:
-    return torch._C._dispatch_has_computed_kernel_for_dispatch_key(op.name(), "CPU")
+    return bindings.has_computed_kernel(op.name(), "CPU")
 
 
 def _draws_nothing(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -212,5 +212,5 @@ def alias_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     if not tensor.numel():
         return tensor.to(device)
     elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    storage = torch._C._construct_storage_from_data_pointer(tensor.data_ptr(), device, elements * tensor.element_size())
+    storage = bindings.storage_at(tensor.data_ptr(), device, elements * tensor.element_size())
     return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, 0, tensor.size(), tensor.stride())

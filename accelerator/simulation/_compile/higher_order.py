@@ -16,6 +16,7 @@ import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
+from .._kernels import bindings
 from . import triton_graph, triton_interpreter
 from .device_ops import NAMESPACE, alias_on, let_inductor_call, library, run_on_device
 
@@ -31,7 +32,7 @@ _functions: set[str] = set()
 def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, index: int) -> bool:
     """Replace a call of a higher-order op that runs on the device; return whether it was one."""
     target: Any = node.target
-    if not isinstance(target, torch._ops.HigherOrderOperator) or target._name not in (*_ON_DEVICE, _LAUNCH):
+    if not isinstance(target, bindings.HigherOrderOperator) or target._name not in (*_ON_DEVICE, _LAUNCH):
         return False
     leaves, spec = pytree.tree_flatten((node.args, node.kwargs))
     leaves = [getattr(module, leaf.target) if _is_graph(module, leaf) else leaf for leaf in leaves]
@@ -75,10 +76,10 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
 
 def _vmap_allowed() -> Any:
     """Enable vmap, which flex_attention uses, inside a dispatch mode, which excludes vmap's keys."""
-    excluded = torch._C._dispatch_tls_local_exclude_set()
+    excluded = bindings.excluded_keys()
     for name in ("FuncTorchDynamicLayerFrontMode", "FuncTorchDynamicLayerBackMode", "FuncTorchBatched", "FuncTorchVmapMode"):
-        excluded = excluded.remove(getattr(torch._C.DispatchKey, name))
-    return torch._C._ForceDispatchKeyGuard(torch._C._dispatch_tls_local_include_set(), excluded)
+        excluded = excluded.remove(getattr(bindings.DispatchKey, name))
+    return bindings.with_keys(bindings.included_keys(), excluded)
 
 
 def _is_graph(module: torch.fx.GraphModule, leaf: Any) -> bool:
@@ -118,7 +119,7 @@ def _describe(leaf: Any, nodes: list[torch.fx.Node]) -> Any:
 
 def is_launch(node: torch.fx.Node) -> bool:
     """Return whether a node of a graph launches a Triton kernel."""
-    return isinstance(node.target, torch._ops.HigherOrderOperator) and node.target._name == _LAUNCH
+    return isinstance(node.target, bindings.HigherOrderOperator) and node.target._name == _LAUNCH
 
 
 def _launching(launch: Callable[..., Any]) -> Callable[..., Any]:
@@ -155,7 +156,7 @@ def let_generators_reach_device_ops() -> None:
     higher_order: Any = getattr(rng_prims, "graphsafe_run_with_rng_state", None)  # not in torch 2.6
     if higher_order is None:
         return
-    keys = torch._C.DispatchKey
+    keys = bindings.DispatchKey
     original, on_cuda = higher_order.py_kernels[keys.BackendSelect], higher_order.py_kernels[keys.CUDA]
 
     def select(op: Any, *args: Any, rng_state: Any = None, **kwargs: Any) -> Any:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from .._values import runs_compiled_code
+from .._settings import read
+from .._torch_versions import runs_compiled_code
 from . import dynamo, inductor, library_ops, triton_graph, triton_interpreter
 from .import_hook import after_import
 from .refusal import guarded, refuse_calls, refuse_functions, refuse_graphs
@@ -26,9 +27,9 @@ def install() -> None:
         after_import("torch.utils._triton", _report_that_triton_does_not_work)
         return
     after_import("triton._utils", _silence_fusion_warning)
-    if os.environ.get("ACCELERATOR_SIM_COMPILE") == "cpp":
+    if read("compile") == "cpp":
         after_import("torch._inductor.compile_fx", guarded(inductor.hook, inductor.refuse_because))
-    if os.environ.get("ACCELERATOR_SIM_TRITON") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
+    if read("triton") == "1" and os.environ.get("TRITON_INTERPRET") == "1":
         launches = refuse_calls("InterpretedFunction.run", "InterpretedFunction.__getitem__", "GridExecutor.__call__")
         after_import("triton.runtime.interpreter", guarded(triton_interpreter.hook_interpreter, launches))
         tuned = refuse_calls("Autotuner.run", "Heuristics.run")
@@ -36,7 +37,7 @@ def install() -> None:
         for name in ("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"):
             after_import(name, guarded(hook_libdevice, refuse_functions))
         after_import("torch._dynamo.variables.builder", guarded(triton_graph.hook_builder, refuse_graphs))
-        if os.environ.get("ACCELERATOR_SIM_COMPILE") == "triton":
+        if read("compile") == "triton":
             after_import("torch._inductor.compile_fx", guarded(inductor.hook_launches, inductor.refuse_because))
         wrapper = "torch._higher_order_ops.triton_kernel_wrap"
         after_import(wrapper, guarded(triton_graph.hook_kernel_wrapper, refuse_calls("get_mutated_tensors")))

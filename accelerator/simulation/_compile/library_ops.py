@@ -12,13 +12,13 @@ import os
 import re
 from typing import Any
 
-import torch
-
+from .. import _settings
+from .._kernels import bindings
 from .._kernels.dispatch import kernel_override
 
 __all__ = ["install"]
 
-_CUDA = torch._C.DispatchKey.CUDA
+_CUDA = bindings.DispatchKey.CUDA
 
 _torch_namespaces: set[str] = set()
 _overridden: set[str] = set()
@@ -27,9 +27,8 @@ _libraries: list[Any] = []  # the overrides end with their library
 
 def install() -> None:
     """Override the kernels of other libraries from now on, as soon as they are used."""
-    _torch_namespaces.update(_namespace(name) for name in torch._C._dispatch_get_all_op_names())
-    namespaces: Any = torch._ops._OpNamespace
-    ops: Any = torch._ops._Ops
+    _torch_namespaces.update(_namespace(name) for name in bindings.all_op_names())
+    namespaces, ops = bindings.OpNamespace, bindings.Ops
     find_op, load_library = namespaces.__getattr__, ops.load_library
 
     def find_op_and_override(self: Any, name: str) -> Any:
@@ -39,7 +38,7 @@ def install() -> None:
 
     def load_library_and_override(self: Any, path: Any) -> None:
         load_library(self, path)
-        _override({_namespace(name) for name in torch._C._dispatch_get_all_op_names()} - _torch_namespaces)
+        _override({_namespace(name) for name in bindings.all_op_names()} - _torch_namespaces)
 
     namespaces.__getattr__ = find_op_and_override
     ops.load_library = load_library_and_override
@@ -51,12 +50,12 @@ def _namespace(name: str) -> str:
 
 def _override(namespaces: set[str]) -> None:
     """Override the CUDA kernels of namespaces that were registered from C++, if the ops have CPU kernels."""
-    own = {name.strip() for name in os.environ.get("ACCELERATOR_SIM_OWN_KERNELS", "").split(",")}
-    names = set(torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")) - _overridden
+    own = {name.strip() for name in (_settings.read("own_kernels") or "").split(",")}
+    names = set(bindings.op_names_of_key("CUDA")) - _overridden
     for name in names:
         namespace = _namespace(name)
-        if namespace in namespaces - own and _is_from_cpp(name) and torch._C._dispatch_has_kernel_for_dispatch_key(name, "CPU"):
-            library: Any = torch._C._dispatch_library("IMPL", namespace, "", __file__, 0)
+        if namespace in namespaces - own and _is_from_cpp(name) and bindings.has_kernel(name, "CPU"):
+            library = bindings.make_library("IMPL", namespace, "", __file__, 0)
             library.impl(name, _CUDA, kernel_override(name))
             _libraries.append(library)
             _overridden.add(name)
@@ -64,5 +63,5 @@ def _override(namespaces: set[str]) -> None:
 
 def _is_from_cpp(name: str) -> bool:
     """Return whether an op's CUDA kernel was registered from C++ and not from Python, by the name of the source file."""
-    match = re.search(r"^CUDA: registered at (.*):\d+ ::", torch._C._dispatch_dump(name), re.MULTILINE)
+    match = re.search(r"^CUDA: registered at (.*):\d+ ::", bindings.describe_kernels(name), re.MULTILINE)
     return match is not None and not match[1].endswith((".py", ">")) and match[1] != os.devnull

@@ -20,8 +20,8 @@ import torch
 
 from .._kernels import capture
 from .._kernels.aliases import cpu_alias
+from .triton_accesses import hook_accesses
 from .triton_bfloat16 import hook_bfloat16
-from .triton_races import hook_accesses
 
 __all__ = ["hook_autotuner", "hook_interpreter", "on_cpu_tensors"]
 

@@ -5,7 +5,7 @@ kernel on CPU tensors over the memory of its CUDA arguments, and copies new resu
 (autograd, autocast, views, allocation, copies to and from the host, streams and events) is torch's own.
 
 Processes on a simulated machine load this package by file name, with a Python that may not be the one that started them. So
-it imports only torch, and uses relative imports only within itself.
+it imports torch, and only those other modules of ``simulation`` that need nothing but Python.
 """
 
 from __future__ import annotations

@@ -6,23 +6,18 @@ A CPU alias is a CPU tensor over the memory of a CUDA tensor, with the same size
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
-from typing import Any
 
 import torch
 
-__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "to_device", "unowned", "write_back"]
+from .bindings import storage_at, view
+
+__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "empty_within", "to_device", "unowned", "write_back"]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
 _START = 4096
 _SPACE = 2**47 - _START
 _spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
-# Functions of torch.compile's generated code: `as_strided`, which takes a tuple but not a torch.Size, and `empty_strided` on
-# the current device. They do not go through the dispatcher.
-_C: Any = torch._C
-_view: Callable[..., torch.Tensor] = _C._dynamo.guards._reinterpret_tensor
-_empty_on_current_device: Callable[..., torch.Tensor] = _C._dynamo.guards._empty_strided_cuda
 _empty_like = torch.empty_like
 
 _MANY_BYTES = 65536
@@ -35,7 +30,7 @@ for _function in (_copy_few, _copy_many):
 
 def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
     """Make and cache a tensor of a type over the address space, and return it with the size of an element."""
-    storage = torch._C._construct_storage_from_data_pointer(_START, CPU, _SPACE)
+    storage = storage_at(_START, CPU, _SPACE)
     tensor = torch.empty(0, dtype=dtype, device=CPU).set_(storage, 0, (0,), (1,))
     span = _spans[dtype] = (tensor, tensor.element_size())
     return span
@@ -51,7 +46,7 @@ def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
     offset, remainder = divmod(address - _START, size)
     if remainder:
         return cpu_alias_of_storage(tensor)
-    return _with_lazy_bits(_view(span, tuple(tensor.shape), tensor.stride(), offset), tensor)
+    return _with_lazy_bits(view(span, tuple(tensor.shape), tensor.stride(), offset), tensor)
 
 
 def _with_lazy_bits(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
@@ -74,7 +69,7 @@ def cpu_alias_of_storage(tensor: torch.Tensor) -> torch.Tensor:
     address = storage.data_ptr()
     if not address or not tensor.numel():
         return _alias_without_memory(tensor)
-    alias_storage = torch._C._construct_storage_from_data_pointer(address, CPU, storage.nbytes())
+    alias_storage = storage_at(address, CPU, storage.nbytes())
     result = torch.empty(0, dtype=tensor.dtype, device=CPU)
     result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
     return _with_lazy_bits(result, tensor)
@@ -90,17 +85,18 @@ def cpu_alias_beside(other: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 def unowned(tensor: torch.Tensor) -> torch.Tensor:
     """Return a CUDA tensor over the memory of another that does not keep the memory allocated."""
     storage = tensor.untyped_storage()
-    alias = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), tensor.device, storage.nbytes())
+    alias = storage_at(storage.data_ptr(), tensor.device, storage.nbytes())
     result = torch.empty(0, dtype=tensor.dtype, device=tensor.device)
     result.set_(alias, tensor.storage_offset(), tensor.size(), tensor.stride())
     return _with_lazy_bits(result, tensor)
 
 
-def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """Return a CUDA tensor with the values and strides of a CPU tensor."""
-    if result.is_neg() or result.is_conj():
-        result = result.resolve_neg().resolve_conj()
-    device_result = _empty_like(result, device=device)
+def to_device(result: torch.Tensor, device: torch.device, elements: int = 0) -> torch.Tensor:
+    """Return a CUDA tensor with the values and strides of a CPU tensor, and at least so many elements in its storage."""
+    if result.is_neg() or result.is_conj():  # lazily: their memory has other values
+        plain = _with_lazy_bits(result, result)
+        return _with_lazy_bits(to_device(plain, device, elements), result)
+    device_result = _empty_like(result, device=device) if elements <= result.numel() else empty_within(result, device, elements)
     nbytes = result.nbytes
     if nbytes:
         if device_result.stride() == result.stride():
@@ -108,6 +104,11 @@ def to_device(result: torch.Tensor, device: torch.device) -> torch.Tensor:
         else:
             cpu_alias(device_result).copy_(result)
     return device_result
+
+
+def empty_within(model: torch.Tensor, device: torch.device, elements: int) -> torch.Tensor:
+    """Return an uninitialized CUDA tensor like another, in a storage of more elements."""
+    return torch.empty(elements, dtype=model.dtype, device=device).as_strided(model.size(), model.stride())
 
 
 def write_back(result: torch.Tensor, tensor: torch.Tensor) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from .dtypes import raise_unsupported_dtype
+from .schemas import binder, short_name
 
 __all__ = ["checked_dtypes", "with_argument_checks"]
 
@@ -42,21 +43,20 @@ _CHECKS = {
 }
 
 
-def checked_dtypes(short_name: str) -> frozenset[torch.dtype]:
+def checked_dtypes(op_name: str) -> frozenset[torch.dtype]:
     """Return the types of a first tensor for which ``with_argument_checks`` checks an op."""
-    return _WITHOUT_PRODUCTS if short_name in _CHECKS else frozenset()
+    return _WITHOUT_PRODUCTS if op_name in _CHECKS else frozenset()
 
 
 def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override with the op's check, if it has one."""
-    base, _, overload = name.partition(".")
-    check = _CHECKS.get(base.partition("::")[2])
+    check = _CHECKS.get(short_name(name))
     if check is None:
         return override
-    names = [argument.name for argument in torch._C._get_schema(base, overload).arguments]
+    bind = binder(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        check({**dict(zip(names, args, strict=False)), **kwargs})
+        check(bind(args, kwargs))
         return override(*args, **kwargs)
 
     return run

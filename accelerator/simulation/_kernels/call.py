@@ -7,8 +7,9 @@ from typing import Any
 
 import torch
 
-from . import capture, random
-from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, to_device, unowned, write_back
+from . import bindings, capture, random
+from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
+from .decompositions.common import resize_like
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
@@ -24,6 +25,7 @@ class Call:
     __slots__ = (
         "argument",
         "device",
+        "drawn_from",
         "generator",
         "host_argument",
         "may_resize",
@@ -39,6 +41,9 @@ class Call:
         self.device: torch.device | None = None
         self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
         self.generator: torch.Generator | None = None  # overrides the caller's generator if not None
+        self.drawn_from: tuple[torch.Generator, int] | None = (
+            None  # the generator that the call advanced, and its offset before
+        )
         self.argument = ""  # the name of the argument that is converted, for errors
         self.host_argument = ""  # the name of the first argument that is a CPU tensor and must not be
         self.out_tensors: list[Any] = []
@@ -79,7 +84,8 @@ class Call:
     def _tensor_to_cpu(self, tensor: torch.Tensor) -> torch.Tensor:
         device = tensor.device
         if device.type == "cpu":
-            may_be_on_host = self.argument in self.op.host_arguments or (tensor.dim() == 0 and self.op.takes_host_scalars)
+            is_scalar = tensor.dim() == 0 and self.argument not in self.op.written
+            may_be_on_host = self.argument in self.op.host_arguments or (is_scalar and self.op.takes_host_scalars)
             if not self.host_argument and not may_be_on_host:
                 self.host_argument = self.argument
             return tensor
@@ -155,9 +161,16 @@ class Call:
         if not op.draws(tuple(cpu_args), cpu_kwargs):
             return op.compute(*cpu_args, **cpu_kwargs)
         generator = self.generator or self._find_generator(cpu_args, cpu_kwargs)
+        self.drawn_from = generator, generator.get_offset()
         if not op.takes_generator:
             return random.draw(generator, op.compute, cpu_args, cpu_kwargs)
         return random.draw_with_generator(generator, op.compute, cpu_args, cpu_kwargs, op.names)
+
+    def undraw(self) -> None:
+        """Give the generator the numbers back that a failed call has drawn: CUDA's kernels draw after all that may fail."""
+        if self.drawn_from is not None:
+            generator, offset = self.drawn_from
+            generator.set_offset(offset)
 
     def _find_generator(self, args: list[Any], kwargs: dict[str, Any]) -> torch.Generator:
         """Return the CUDA generator that the op draws from: the caller's or the device's."""
@@ -177,12 +190,13 @@ class Call:
             return None
         if self.narrow_dtype is not None:
             computed = self._round(computed, args, kwargs)
+        elements = self.op.result_elements(args, kwargs)
         if len(sources) == 1:
-            return self._to_device(computed) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
+            return self._to_device(computed, elements[0]) if sources[0] is None else self.op.bind(args, kwargs)[sources[0]]
         arguments = self.op.bind(args, kwargs) if any(sources) else {}
         return tuple(
-            self._to_device(value) if source is None else arguments[source]
-            for source, value in zip(sources, computed, strict=True)
+            self._to_device(value, count) if source is None else arguments[source]
+            for source, value, count in zip(sources, computed, elements, strict=True)
         )
 
     def _compute_widened(self, args: list[Any], kwargs: dict[str, Any]) -> Any:
@@ -197,7 +211,10 @@ class Call:
         for result, tensor in self.written:
             if result.layout != torch.strided:
                 write_back_parts(result.to(tensor.dtype), tensor)
-            elif result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
+                continue
+            if result.is_conj() != tensor.is_conj():  # an ``out=`` argument that the op conjugates lazily
+                bindings.set_conj(tensor, result.is_conj())
+            if result.data_ptr() != tensor.data_ptr() or result.size() != tensor.size():
                 write_back(result, tensor)
 
     def _round(self, computed: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -207,7 +224,7 @@ class Call:
         try:
             if not self.op.is_dense:
                 raise NotImplementedError  # torch has no meta tensors of other layouts
-            with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+            with torch.no_grad(), bindings.below_autograd():
                 meta_results, _ = self.op.infer_shapes(args, kwargs)
             dtypes = [meta.dtype for meta in meta_results]
         except RuntimeError:  # also NotImplementedError: neither meta tensors nor the CPU support the type
@@ -216,13 +233,13 @@ class Call:
         rounded = [result.resolve_conj().to(dtype) for result, dtype in zip(results, dtypes, strict=True)]
         return rounded[0] if len(self.op.results) == 1 else rounded
 
-    def _to_device(self, value: Any) -> Any:
+    def _to_device(self, value: Any, elements: int = 0) -> Any:
         assert self.device is not None
         if isinstance(value, _Tensor):
             if value.device.type != "cpu":
                 return value
             is_dense = self.op.is_dense and value.layout is torch.strided and not value.is_nested
-            return to_device(value, self.device) if is_dense else to_device_by_parts(value, self.device)
+            return to_device(value, self.device, elements) if is_dense else to_device_by_parts(value, self.device)
         if isinstance(value, (list, tuple)):
             return [self._to_device(item) for item in value]
         return value
@@ -233,12 +250,12 @@ class Call:
         assert self.device is not None
         if op.waits_for_stream(args, kwargs):
             capture.raise_capture_error(self.device)
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd():
+        with torch.no_grad(), bindings.below_autograd():
             meta_results, meta_arguments = op.infer_shapes(args, kwargs)
         for name in op.out:
             resized, tensor = meta_arguments.get(name), kwargs.get(name)
             if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
-                tensor.resize_(resized.size())
+                resize_like(tensor, resized)
         call = Call(op)
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
         if op.draws(args, kwargs):
@@ -247,7 +264,9 @@ class Call:
             random.raise_if_not_registered(generator)
             call.generator = generator.graphsafe_get_state()
         new_results = [
-            _empty_like(result, self.device) for source, result in zip(op.results, meta_results, strict=True) if source is None
+            _empty_like(result, self.device, count)
+            for source, result, count in zip(op.results, meta_results, op.result_elements(args, kwargs), strict=True)
+            if source is None
         ]
         targets = [_cpu_aliases(result) for result in new_results]
 
@@ -306,8 +325,10 @@ def _device_addresses(values: Any) -> list[int]:
     return [address for address in addresses if address]
 
 
-def _empty_like(result: Any, device: torch.device) -> Any:
+def _empty_like(result: Any, device: torch.device, elements: int = 0) -> Any:
     if isinstance(result, _Tensor):
+        if elements > result.numel():
+            return empty_within(result, device, elements)
         return torch.empty_strided(result.size(), result.stride(), dtype=result.dtype, device=device)
     if isinstance(result, (list, tuple)):
         return [_empty_like(item, device) for item in result]

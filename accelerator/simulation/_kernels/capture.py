@@ -9,13 +9,15 @@ from collections.abc import Callable
 
 import torch
 
+from . import bindings
+
 __all__ = [
-    "captures",
     "is_capturing",
     "put_on_stream",
     "raise_capture_error",
     "raise_if_freed",
     "runtime",
+    "streams_need_checks",
     "wait_for_pending",
     "wait_unless_capturing",
 ]
@@ -29,11 +31,12 @@ runtime.accelerator_simulation_released.restype = ctypes.c_size_t
 
 runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
 runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_NOT_READY = 600
+_NOT_READY, _NOT_SUPPORTED = 600, 801
 _WAIT_MS = 100
 
-captures = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
-"""Not zero while a capture is under way in this process or a stream waits for a collective, and in a bad fork."""
+streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
+"""Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
+and in a bad fork."""
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
@@ -52,19 +55,33 @@ def raise_in_bad_fork() -> None:
 
 
 def wait_for_pending(device: torch.device) -> None:
-    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it."""
+    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it.
+
+    Raises:
+        RuntimeError: a kernel was refused, and the program has not read the error.
+    """
     raise_in_bad_fork()
     index = device.index
-    stream = torch._C._cuda_getCurrentRawStream(index)
+    stream = bindings.current_stream(index)
     while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
         pass
+    if error == _NOT_SUPPORTED:
+        raise_refusal()
     if error:
         torch.cuda.check_error(error)
 
 
+def raise_refusal() -> None:
+    """Raise the error of a kernel that was refused, if the program has not read it: the op's arguments may not be computed."""
+    text = ctypes.create_string_buffer(4096)
+    if runtime.accelerator_simulation_refusal(text, ctypes.c_size_t(len(text))):
+        runtime.cudaGetLastError()  # of this thread: torch would raise it after its next launch
+        raise RuntimeError(f"CUDA error: operation not supported: {text.value.decode(errors='replace')}")
+
+
 def wait_unless_capturing(device: torch.device) -> bool:
     """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False."""
-    if not captures.value:
+    if not streams_need_checks.value:
         return False
     raise_in_bad_fork()
     if is_capturing(device):
@@ -93,7 +110,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
     identifier = next(_identifiers)
     _computations[identifier] = computation
     with torch.cuda.device(device):
-        stream = torch._C._cuda_getCurrentRawStream(device.index)
+        stream = bindings.current_stream(device.index)
         error = runtime.accelerator_simulation_compute(stream, _run, identifier)
     if error:
         del _computations[identifier]
@@ -110,7 +127,7 @@ def _drop_released() -> None:
 
 def _compute(identifier: int) -> bool:
     try:
-        with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+        with torch.no_grad(), bindings.below_autograd(), bindings.without_torch_function():
             _computations[identifier]()
     except BaseException:  # the replay fails with CUDA's error, which does not name the cause
         traceback.print_exc()

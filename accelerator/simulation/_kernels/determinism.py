@@ -13,16 +13,16 @@ from typing import Any
 
 import torch
 
-from .._values import release
+from .._torch_versions import release
+from .bindings import is_deterministic, is_deterministic_warn_only
 from .library_texts import has_string, has_text
+from .schemas import binder, short_name
 
 __all__ = ["alert_for", "has_alert"]
 
 # The backward of max_pool3d is deterministic from torch 2.13 on: https://github.com/pytorch/pytorch/issues/85425. Its name
 # remains in the library.
 _MAX_POOL3D_IS_DETERMINISTIC = release(torch.__version__) >= (2, 13)
-_is_deterministic = torch._C._get_deterministic_algorithms
-_is_warn_only = torch._C._get_deterministic_algorithms_warn_only
 
 # The name in CUDA's error by op; all overloads of an op share it.
 _ALERTS = {
@@ -95,28 +95,27 @@ _BY_CUBLAS = frozenset(("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_",
 _CUBLAS_CONFIGURATIONS = (":4096:8", ":16:8")
 
 
-def has_alert(short_name: str) -> bool:
+def has_alert(op_name: str) -> bool:
     """Return whether an op has an error or a warning with some arguments."""
-    return short_name in _ALERTS or short_name in _CONDITIONS or short_name in _BY_CUBLAS
+    return op_name in _ALERTS or op_name in _CONDITIONS or op_name in _BY_CUBLAS
 
 
 def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override, with CUDA's error or warning if the op is not deterministic."""
-    base, _, overload = name.partition(".")
-    short_name = base.partition("::")[2]
-    if short_name in _ALERTS:
-        kernel_name = _ALERTS[short_name]
+    op_name = short_name(name)
+    if op_name in _ALERTS:
+        kernel_name = _ALERTS[op_name]
         find: Callable[[_Arguments], str | None] = lambda _: kernel_name if _has_error(kernel_name) else None  # noqa: E731
-    elif short_name in _CONDITIONS:
-        find = lambda arguments: _CONDITIONS[short_name](name, arguments)  # noqa: E731
-    elif short_name in _BY_CUBLAS:
+    elif op_name in _CONDITIONS:
+        find = lambda arguments: _CONDITIONS[op_name](name, arguments)  # noqa: E731
+    elif op_name in _BY_CUBLAS:
         return _cublas_alert(override)
     else:
         return override
-    names = [argument.name for argument in torch._C._get_schema(base, overload).arguments]
+    bind = binder(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        if _is_deterministic() and (kernel := find({**dict(zip(names, args, strict=False)), **kwargs})):
+        if is_deterministic() and (kernel := find(bind(args, kwargs))):
             _alert(kernel)
         return override(*args, **kwargs)
 
@@ -132,7 +131,7 @@ def _alert(kernel: str) -> None:
         "file an issue at https://github.com/pytorch/pytorch/issues to help us prioritize adding deterministic support for this"
         " operation."
     )
-    if _is_warn_only():
+    if is_deterministic_warn_only():
         warnings.warn(
             f"{kernel} does not have a deterministic implementation, but you set"
             f" 'torch.use_deterministic_algorithms(True, warn_only=True)'. You can {support_request}",
@@ -149,7 +148,7 @@ def _alert(kernel: str) -> None:
 def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
     def run(*args: Any, **kwargs: Any) -> Any:
         if (
-            _is_deterministic()
+            is_deterministic()
             and os.environ.get("CUBLAS_WORKSPACE_CONFIG") not in _CUBLAS_CONFIGURATIONS
             and has_text("libtorch_cpu.so", "CUBLAS_WORKSPACE_CONFIG")
         ):
@@ -161,7 +160,7 @@ def _cublas_alert(override: Callable[..., Any]) -> Callable[..., Any]:
                 " CUBLAS_WORKSPACE_CONFIG=:16:8. For more information, go to"
                 " https://docs.nvidia.com/cuda/cublas/index.html#results-reproducibility"
             )
-            if not _is_warn_only():
+            if not is_deterministic_warn_only():
                 raise RuntimeError(message)
             warnings.warn(message, stacklevel=2)
         return override(*args, **kwargs)

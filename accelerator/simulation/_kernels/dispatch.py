@@ -8,56 +8,61 @@ from typing import Any
 
 import torch
 
-from . import capture
+from . import bindings, capture
+from .bindings import DispatchKey
 from .call import Call
-from .capture import captures
+from .capture import streams_need_checks
 from .engine import engine
 from .ops import Op
 
-__all__ = ["copy_override", "kernel_override"]
+__all__ = ["copy_override", "kernel_override", "run_each", "spans_devices"]
 
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
-_CPU_KEY = torch._C.DispatchKey.CPU
+_CPU_KEY = DispatchKey.CPU
 
 
 def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    if op.is_foreach and _spans_devices(args[0]):
-        return _run_each(op, args, kwargs)
+    if op.is_foreach and spans_devices(args[0]):
+        results = run_each(lambda *each, **named: _run(op, each, named), args, kwargs)
+        return results if op.results else None
     call = Call(op)
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if captures.value and call.device is not None and capture.wait_unless_capturing(call.device):
+        if streams_need_checks.value and call.device is not None and capture.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
             torch.cuda.current_stream(call.device).synchronize()
         state = call.save_state(args, kwargs)
         try:
-            computed = call.compute(cpu_args, cpu_kwargs)
-        except RuntimeError as error:
-            if not call.written or _NOT_RESIZABLE not in str(error):
-                raise
-            # The op has warned that it enlarges an argument; the second run has arguments that can grow.
-            call = Call(op, may_resize=True)
-            cpu_args, cpu_kwargs = call.convert(args, kwargs)
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
+            try:
                 computed = call.compute(cpu_args, cpu_kwargs)
-        try:
+            except RuntimeError as error:
+                if not call.written or _NOT_RESIZABLE not in str(error):
+                    raise
+                # The op has warned that it enlarges an argument; the second run has arguments that can grow.
+                call.undraw()
+                call = Call(op, may_resize=True)
+                cpu_args, cpu_kwargs = call.convert(args, kwargs)
+                with warnings.catch_warnings():
+                    warnings.simplefilter("ignore")
+                    computed = call.compute(cpu_args, cpu_kwargs)
             return call.results(computed, args, kwargs)
-        except torch.OutOfMemoryError:
+        except Exception:
             for alias, values in state:
                 alias.copy_(values)
+            call.undraw()
             raise
 
 
-def _spans_devices(tensors: Any) -> bool:
+def spans_devices(tensors: Any) -> bool:
+    """Return whether a value is a list of CUDA tensors on several devices."""
     return isinstance(tensors, list) and len({tensor.device for tensor in tensors if tensor.is_cuda}) > 1
 
 
-def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    """Run an op over lists once for each item, as torch does if the tensors are on several devices."""
+def run_each(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
+    """Run an op over lists once for each item, as torch does if the tensors are on several devices; return all results."""
     count = len(args[0])
 
     def item(value: Any, index: int) -> Any:
@@ -65,12 +70,12 @@ def _run_each(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
 
     results: list[Any] = []
     for index in range(count):
-        result = _run(op, tuple(item(value, index) for value in args), {n: item(value, index) for n, value in kwargs.items()})
+        result = run(*(item(value, index) for value in args), **{name: item(value, index) for name, value in kwargs.items()})
         results += result or ()
-    return results if op.results else None
+    return results
 
 
-def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def kernel_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of an op. It handles all calls; with the engine, those that the engine does not handle."""
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
 
@@ -85,21 +90,21 @@ def kernel_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable
     return run
 
 
-def _describe(name: str, key: torch._C.DispatchKey) -> Op:
+def _describe(name: str, key: DispatchKey) -> Op:
     op = Op(name, key)
     if engine is not None:
         engine.describe(op)
     return op
 
 
-def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``: torch's own kernel if it copies bytes, else the CPU's.
 
     torch's kernel copies on streams and between devices.
     """
     compute = kernel_override("aten::copy_", key)
-    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
-    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    by_key = bindings.get_overload("aten::copy_", "")[1]
+    torch_key = DispatchKey.CompositeExplicitAutograd
     is_described = False
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
@@ -114,7 +119,7 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         if self.is_cuda and src.is_cuda and not _have_same_layout(self, src):
             compute(self, src.expand_as(self), non_blocking)
         else:
-            if captures.value:
+            if streams_need_checks.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
         return self

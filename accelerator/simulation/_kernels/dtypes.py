@@ -2,7 +2,7 @@
 
 Each table in ``dtypes.json`` is named after the first version of torch that it describes. CUDA refuses some types that the
 CPU's kernel supports. It supports others that the CPU's kernel does not support: those are computed in a wider type and rounded
-once. Tests generate the tables from PyTorch's operator database (``python -m tests.simulation.make_dtype_tables``).
+once. Tests generate the tables from PyTorch's operator database (``python -m tests.simulation.kernels.make_dtype_tables``).
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from typing import NamedTuple
 import torch
 
 from .._build_cache import announce_once
-from .._values import NEWEST_TORCH, release
+from .._torch_versions import NEWEST_TORCH, release
+from .bindings import DispatchKey
 
 __all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "report_newer_torch", "widen"]
 
@@ -118,13 +119,13 @@ def _by_op(ops_by_dtypes: dict[str, str]) -> dict[str, frozenset[torch.dtype]]:
     return by_op
 
 
-def dtype_rules(short_name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> DtypeRules:
+def dtype_rules(short_name: str, key: DispatchKey = DispatchKey.CPU) -> DtypeRules:
     """Return the rules of an op, which its variants in place and with out= share."""
     base_name = short_name.removesuffix("_")
     rules = _table().get(short_name) or _table().get(base_name, DtypeRules())
-    if key == torch._C.DispatchKey.SparseCsrCPU and base_name in _PRODUCTS:
+    if key == DispatchKey.SparseCsrCPU and base_name in _PRODUCTS:
         return rules._replace(widened=_HALF_TYPES)
-    if key == torch._C.DispatchKey.SparseCsrCPU and base_name == "triangular_solve":
+    if key == DispatchKey.SparseCsrCPU and base_name == "triangular_solve":
         return DtypeRules(refused=_HALF_TYPES)
     return rules
 

@@ -1,4 +1,4 @@
-"""The engine: the compiled kernel that handles the usual calls of most ops (``native/engine.cpp``).
+"""The engine: the compiled kernel that handles the usual calls of most ops (``native/engine``).
 
 This module loads it, and tells it what it needs to know about an op when the op is called first.
 """
@@ -9,35 +9,34 @@ import ctypes
 import functools
 import os
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
+from .. import _settings
+from .._boundary import Boundary
 from .._engine_build import describe, ensure_built
-from . import capture, races
+from . import bindings, capture
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import KERNEL_MEMORY, WITHOUT_MEMORY
+from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .schemas import split
+from .versions import SPLITS, counts_versions
 from .workspaces import has_workspace
 
 __all__ = ["PYTHON_KEY", "engine"]
 
-_C: Any = torch._C
-PYTHON_KEY: torch._C.DispatchKey = _C._dispatch_key_parse("PrivateUse2")
+PYTHON_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
-# The flags of Rules in native/engine_call.hpp.
-_TAKES_HOST_SCALARS, _HAS_ALERT, _HAS_WORKSPACE, _READS_INDICES, _COPIES, _CLEARS, _DRAWS, _WAITS, _NEEDS_INPUT_DTYPE = (
-    1 << bit for bit in range(9)
-)
 # Results of these ops may have parts, or a scale.
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
 _WAIT_SOMETIMES = ("repeat_interleave",)
-# The engine composes the usual calls of these ops itself (native/engine_attention.hpp).
+# The engine composes the usual calls of these ops itself (native/engine/attention.hpp).
 _COMPOSED_BY_ENGINE = frozenset(
     (
         "aten::_scaled_dot_product_efficient_attention",
@@ -46,32 +45,82 @@ _COMPOSED_BY_ENGINE = frozenset(
 )
 
 
-class _Rules(ctypes.Structure):
-    """``Rules`` of native/engine_call.hpp."""
+class _Rules(NamedTuple):
+    """``op_rules`` of native/interface/op_rules.h."""
 
-    _fields_ = (
-        ("python_dtypes", ctypes.c_uint64),
-        ("host_arguments", ctypes.c_uint64),
-        ("out_arguments", ctypes.c_uint64),
-        ("state_arguments", ctypes.c_uint64),
-        ("flags", ctypes.c_uint32),
-        ("selecting_argument", ctypes.c_int32),
-        ("python_value", ctypes.c_int32),
-        ("counted_argument", ctypes.c_int32),
-        ("maximum_count", ctypes.c_int64),
-    )
+    python_dtypes: int
+    host_arguments: int
+    out_arguments: int
+    state_arguments: int
+    flags: int
+    selecting_argument: int
+    python_value: int
+    counted_argument: int
+    maximum_count: int
 
 
-class _Runtime(ctypes.Structure):
-    """``engine_runtime`` of native/engine.cpp."""
+class _Flags(NamedTuple):
+    """The flags of ``op_rules``."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in ("attention", "is_stream_free", "pointer_attributes", "clear_memory"))
+    TAKES_HOST_SCALARS: bool
+    HAS_ALERT: bool
+    HAS_WORKSPACE: bool
+    READS_INDICES: bool
+    COPIES: bool
+    CLEARS: bool
+    DRAWS: bool
+    WAITS: bool
+    NEEDS_INPUT_DTYPE: bool
+    COUNTS_VERSIONS: bool
+    KEEPS_STORAGE: bool
 
 
-class _Races(ctypes.Structure):
-    """``Races`` of native/engine_races.hpp."""
+_Address = ctypes.c_void_p
+_FUNCTIONS: dict[str, tuple[Any, ...]] = {
+    "start": (ctypes.c_char_p, _Address),
+    "boundary": (ctypes.c_char_p,),
+    "override": (_Address, ctypes.c_char_p, ctypes.c_char_p),
+    "describe": (None, _Address, _Address),
+    "describe_races": (None, _Address, ctypes.c_uint32),
+    "dtype_of": (ctypes.c_int, _Address),
+    "begin_accesses": (_Address, ctypes.c_char_p),
+    "add_access": (None, _Address, _Address, ctypes.c_int32),
+    "add_range": (None, _Address, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int32),
+    "record_accesses": (None, _Address),
+    "end_accesses": (None, _Address),
+    "order_devices": (None, ctypes.c_int, ctypes.c_int),
+    "copies": (ctypes.c_uint64,),
+}
+"""The results and arguments of functions of the engine."""
 
-    _fields_ = tuple((name, ctypes.c_void_p) for name in races.functions)
+
+class _Accesses:
+    """The accesses of a call that is no op. Inside its block, copies belong to the line of the program that began it."""
+
+    def __init__(self, library: ctypes.CDLL, name: bytes) -> None:
+        self._library = library
+        self._name = name
+
+    def __enter__(self) -> _Accesses:
+        self._scope = self._library.accelerator_engine_begin_accesses(self._name)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._library.accelerator_engine_end_accesses(self._scope)
+
+    def add(self, tensor: Any, flags: int) -> None:
+        self._library.accelerator_engine_add_access(self._scope, tensor._cdata, flags)
+
+    def add_range(self, start: int, end: int, device: int, flags: int) -> None:
+        self._library.accelerator_engine_add_range(self._scope, start, end, device, flags)
+
+    def record(self) -> None:
+        """Tell race detection the accesses so far, each on the current stream of its device."""
+        self._library.accelerator_engine_record_accesses(self._scope)
+
+    def order(self, first: int, second: int) -> None:
+        """Let the current streams of two devices wait for each other."""
+        self._library.accelerator_engine_order_devices(first, second)
 
 
 class Engine:
@@ -79,29 +128,21 @@ class Engine:
 
     def __init__(self, path: str) -> None:
         self._library = library = ctypes.CDLL(path)
-        library.accelerator_engine_start.argtypes = (ctypes.POINTER(_Runtime),)
-        library.accelerator_engine_override.argtypes = (ctypes.c_char_p, ctypes.c_char_p)
-        library.accelerator_engine_override.restype = ctypes.c_void_p
-        library.accelerator_engine_dtype_of.argtypes = (ctypes.c_void_p,)
-        library.accelerator_engine_describe.argtypes = (ctypes.c_void_p, ctypes.POINTER(_Rules))
+        for name, (result, *arguments) in _FUNCTIONS.items():
+            function = getattr(library, f"accelerator_engine_{name}")
+            function.restype, function.argtypes = result, arguments
         runtime = capture.runtime
-        functions = (
-            runtime.accelerator_simulation_is_stream_free,
-            runtime.cudaPointerGetAttributes,
-            ctypes.CDLL("libcuda.so.1").accelerator_simulation_zero,
-        )
-        addresses = (ctypes.cast(function, ctypes.c_void_p) for function in functions)
-        library.accelerator_engine_start(_Runtime(ctypes.addressof(capture.captures), *addresses))
-        library.accelerator_engine_describe_races.argtypes = (ctypes.c_void_p, ctypes.c_uint32)
-        self._finds_races = races.FINDS_RACES
-        if self._finds_races:
-            pointers = (ctypes.cast(function, ctypes.c_void_p) for function in races.functions.values())
-            library.accelerator_engine_find_races(ctypes.byref(_Races(*pointers)))
-        self._kernels: dict[str, int] = {}
+        runtime.accelerator_simulation_engine_runtime.restype = ctypes.c_void_p
+        problem = library.accelerator_engine_start(runtime.accelerator_simulation_engine_runtime())
+        if problem:
+            raise RuntimeError(os.fsdecode(problem))
+        self.boundary = Boundary(library.accelerator_engine_boundary().decode())
+        self._rules_type = self.boundary.structure("op_rules", _Rules._fields)
+        self._flags = self.boundary.numbers("op_flags", _Flags._fields)
+        self._kernels: dict[str, int | None] = {}
         self._is_forked = library.accelerator_engine_is_forked
         self._resume = library.accelerator_engine_resume
         self.count_copies = library.accelerator_engine_copies
-        self.count_copies.restype = ctypes.c_uint64
         self.release_workspaces = library.accelerator_engine_release_workspaces
 
     def check_fork(self) -> None:
@@ -112,16 +153,27 @@ class Engine:
 
     def override(self, name: str) -> None:
         """Register the engine's kernel of an op. Python handles all calls until ``describe``."""
-        base, _, overload = name.partition(".")
-        kernel = self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
-        if self._finds_races and kernel is not None and (flags := races.flags_of(name)):
+        base, overload = split(name)
+        self._kernels[name] = self._library.accelerator_engine_override(base.encode(), overload.encode())
+
+    def describe_races(self, name: str, flags: int) -> None:
+        """Tell the engine how an op accesses memory, beyond what its schema says."""
+        kernel = self._kernels[name]
+        if kernel is not None:
             self._library.accelerator_engine_describe_races(kernel, flags)
+
+    def accesses(self, name: bytes) -> _Accesses:
+        """Return an object that collects the accesses of a call, whose name must live as long as the process."""
+        return _Accesses(self._library, name)
 
     def describe(self, op: Op) -> None:
         """Tell the engine what it needs to know about an op, so that it handles usual calls; some ops it never handles."""
-        kernel, rules = self._kernels.get(op.name), _rules(op, self._scalar_type)
+        kernel, rules = self._kernels.get(op.name), _rules(op, self._sum_flags, self._scalar_type)
         if kernel is not None and rules is not None:
-            self._library.accelerator_engine_describe(kernel, rules)
+            self._library.accelerator_engine_describe(kernel, ctypes.byref(self._rules_type(*rules)))
+
+    def _sum_flags(self, flags: _Flags) -> int:
+        return sum(number for number, is_set in zip(self._flags, flags, strict=True) if is_set)
 
     @functools.cache  # noqa: B019, there is one engine
     def _scalar_type(self, dtype: torch.dtype) -> int:
@@ -130,42 +182,49 @@ class Engine:
         return scalar_type
 
 
-def _rules(op: Op, scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
+def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     """Return what the engine needs to know about an op, or None if Python handles all its calls."""
     is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
     draws = op.is_random and op.has_generator and not op.is_decomposed
     is_composed = op.name in _COMPOSED_BY_ENGINE
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
-    few = WITHOUT_MEMORY.get(op.name)
+    if op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
+        return None
+    calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if (op.name in KERNEL_MEMORY and few is None) or (op.is_decomposed and need is None and not is_composed):
+    if op.name in KERNEL_MEMORY and calls_without_memory is None:
+        return None
+    if op.is_decomposed and need is None and not is_composed:
         return None
     if need is None:
-        flag = few.flag if few is not None else "sparse"
-        need = Need(argument=flag, value=True) if flag in op.names else Need()
+        flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
+        need = Need(flag=flag) if flag in op.names else Need()
+    selecting_argument = need.flag or need.dtype_argument
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
-    flags = {
-        _TAKES_HOST_SCALARS: op.takes_host_scalars,
-        _HAS_ALERT: has_alert(op.short_name),
-        _HAS_WORKSPACE: has_workspace(op.short_name),
-        _READS_INDICES: op.is_indexing,
-        _COPIES: op.is_copy,
-        _CLEARS: op.name == "aten::zero_",
-        _DRAWS: draws,
-        _WAITS: op.is_data_dependent and not op.is_indexing,
-        _NEEDS_INPUT_DTYPE: bool(need.argument) and need.value is None,
-    }
+    flags = _Flags(
+        TAKES_HOST_SCALARS=op.takes_host_scalars,
+        HAS_ALERT=has_alert(op.short_name),
+        HAS_WORKSPACE=has_workspace(op.short_name),
+        READS_INDICES=op.is_indexing,
+        COPIES=op.is_copy,
+        CLEARS=op.name == "aten::zero_",
+        DRAWS=draws,
+        WAITS=op.is_data_dependent and not op.is_indexing,
+        NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
+        COUNTS_VERSIONS=counts_versions(op.name),
+        KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
+    )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
         host_arguments=_positions(op, op.host_arguments),
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
-        flags=sum(flag for flag, is_set in flags.items() if is_set),
-        selecting_argument=op.names.index(need.argument) if need.argument else -1,
-        python_value=bool(need.value),
-        counted_argument=-1 if few is None else op.names.index(few.argument),
-        maximum_count=0 if few is None else few.most,
+        flags=sum_flags(flags),
+        selecting_argument=op.names.index(selecting_argument) if selecting_argument else -1,
+        python_value=bool(need.flag) and need.flag_value,
+        counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
+        maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
     )
 
 
@@ -174,10 +233,11 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 
 
 def _load() -> Engine | None:
-    """Load the engine of the installed torch, if ops compute."""
-    if os.environ.get("ACCELERATOR_SIM_COMPUTE") == "0":
+    """Load the engine of the installed torch, if ops compute or races are to be found."""
+    finds_races = bool(capture.runtime.accelerator_simulation_races())
+    if _settings.read("compute") == "0" and not finds_races:
         return None
-    path = ensure_built(describe(torch), os.environ.get("ACCELERATOR_SIM_LIBRARIES"))
+    path = ensure_built(describe(torch), _settings.read("libraries"), is_required=finds_races)
     return None if path is None else Engine(str(path))
 
 

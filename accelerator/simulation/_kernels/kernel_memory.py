@@ -1,19 +1,27 @@
-"""The memory that CUDA's kernels take from torch's allocator while an op runs.
+"""The memory that CUDA's kernels take from torch's allocator beyond that of their results.
 
-Nothing reads it here. It counts in the peaks, as on a GPU, so an op's kernel override allocates it after its results and frees
-it at once. Each row names the source from which its sizes were read: a file of https://github.com/pytorch/pytorch or of
-https://github.com/NVIDIA/cudnn-frontend. Rows are here if the memory can exceed 1 % of a training's peak. Scans, reductions,
-the backward of norms and the other loss functions take less: partial sums for each block of threads, or for each channel.
+Nothing reads it here. It counts in the figures, as on a GPU. Each row names the source from which its sizes were read: a file
+of https://github.com/pytorch/pytorch or of https://github.com/NVIDIA/cudnn-frontend.
+
+``KERNEL_MEMORY`` is what a kernel takes while it runs. An op's kernel override allocates it after its results, and frees it at
+once. Rows are here if the memory can exceed 1 % of a training's peak. Scans, reductions, the backward of norms and the other
+loss functions take less: partial sums for each block of threads, or for each channel.
+
+``RESULT_MEMORY`` is what results hold: a kernel that allocates a large result and resizes it leaves the result's storage large.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 
-__all__ = ["KERNEL_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
+from . import bindings
+from .schemas import binder, schema_of
+
+__all__ = ["CPU_HAS_RESULT_MEMORY", "KERNEL_MEMORY", "RESULT_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
 
 _Arguments = dict[str, Any]
 _FLOAT_BYTES = 4
@@ -25,6 +33,8 @@ _LONG_SORT = 1_000_000  # elements of which each row is sorted alone
 _FEW_ROWS = 128  # that are sorted together, as pairs of row and position
 _PAIR_BYTES = 8
 _MODE_MAX = 2  # of embedding bags
+_FEW_LOSSES = 2**16  # elements of a loss before its reduction: less than 1 % of any training's peak
+_NO_REDUCTION = 0
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -38,7 +48,7 @@ def _flash_backward(
     rounded_features = _round_up(features, 32) if features <= 192 else 256
     softmax_d = batch * heads * rows * _FLOAT_BYTES
     splits = 1
-    if torch._C._get_deterministic_algorithms():
+    if bindings.is_deterministic():
         processors = torch.cuda.get_device_properties().multi_processor_count
         splits = (processors + batch * heads - 1) // (batch * heads)
     dq_accum = splits * batch * rows * heads * rounded_features * _FLOAT_BYTES
@@ -130,6 +140,28 @@ def _pdist_backward(arguments: _Arguments) -> list[int]:
     return [points.nbytes * (points.size(0) - 1)] if arguments["p"] and points.numel() else []
 
 
+def _count_pairs(first: torch.Tensor, second: torch.Tensor) -> int:
+    """Return the number of elements of two tensors that are broadcast together."""
+    return math.prod(torch.broadcast_shapes(first.shape, second.shape))  # type: ignore[no-untyped-call]
+
+
+def _loss(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/BinaryOps.cpp and Loss.cpp: the losses of all elements, which are then reduced"""
+    values, target = arguments["self"], arguments["target"]
+    if arguments["reduction"] == _NO_REDUCTION or values.numel() <= _FEW_LOSSES:
+        return []
+    return [_count_pairs(values, target) * torch.result_type(values, target).itemsize]
+
+
+def _unique(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/UniqueCub.cu: sorted values, positions before and after the sort, and numbers of segments"""
+    values = arguments["self"]
+    if values.dtype is torch.bool:
+        return []
+    positions = values.numel() * torch.int64.itemsize if arguments.get("return_inverse") else 0
+    return [values.nbytes, positions, positions, positions]
+
+
 KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
     "aten::_flash_attention_backward": _flash_attention_backward,
     "aten::_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
@@ -143,18 +175,58 @@ KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
     "aten::_ctc_loss_backward.Tensor": _ctc_backward,
     "aten::_cdist_backward": _cdist_backward,
     "aten::_pdist_backward": _pdist_backward,
+    "aten::mse_loss": _loss,
+    "aten::mse_loss.out": _loss,
+    "aten::smooth_l1_loss": _loss,
+    "aten::smooth_l1_loss.out": _loss,
+    "aten::huber_loss": _loss,
+    "aten::huber_loss.out": _loss,
+    "aten::_unique": _unique,
+    "aten::_unique2": _unique,
 }
 
 
+def _result_of_loss(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/BinaryOps.cpp, and cuda/Loss.cu for the cross entropy: as many elements as before the reduction"""
+    return [_count_pairs(arguments["self"], arguments["target"])]
+
+
+def _results_of_unique(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/UniqueCub.cu: as many values and counts as the argument has elements"""
+    values = arguments["self"]
+    if arguments.get("dim") is not None:
+        return [0, 0, 0]
+    count = min(values.numel(), 2) if values.dtype is torch.bool else values.numel()
+    results = [count, 0]  # the inverse has the argument's size
+    return results if "return_counts" not in arguments else [*results, count if arguments["return_counts"] else 0]
+
+
+RESULT_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
+    "aten::mse_loss": _result_of_loss,
+    "aten::smooth_l1_loss": _result_of_loss,
+    "aten::binary_cross_entropy": _result_of_loss,
+    "aten::_unique": _results_of_unique,
+    "aten::_unique2": _results_of_unique,
+    "aten::unique_consecutive": _results_of_unique,
+}
+"""For each new result, the number of elements that its storage has at least."""
+
+CPU_HAS_RESULT_MEMORY = frozenset(("aten::mse_loss", "aten::smooth_l1_loss", "aten::binary_cross_entropy"))
+"""The results of these ops have large storages on the CPU, too: the engine keeps them."""
+
+
 class FewElements(NamedTuple):
-    """Calls whose ``argument`` has at most ``most`` elements and whose ``flag`` is false."""
+    """Calls whose ``argument`` has at most ``most`` elements and whose ``flag``, if there is one, is false."""
 
     argument: str
     most: int
-    flag: str
+    flag: str = ""
 
 
-WITHOUT_MEMORY = {"aten::embedding_dense_backward": FewElements("indices", _FEW_INDICES, "scale_grad_by_freq")}
+WITHOUT_MEMORY = {
+    "aten::embedding_dense_backward": FewElements("indices", _FEW_INDICES, "scale_grad_by_freq"),
+    **dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss"), FewElements("self", _FEW_LOSSES)),
+}
 """The calls of these ops that take no memory, so that the engine handles them."""
 
 
@@ -163,14 +235,12 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     sizes_of = KERNEL_MEMORY.get(name)
     if sizes_of is None:
         return override
-    base, _, overload = name.partition(".")
-    schema = torch._C._get_schema(base, overload).arguments
-    names = [argument.name for argument in schema]
-    defaults = {argument.name: argument.default_value for argument in schema if argument.has_default_value()}
+    bind = binder(name)
+    defaults = {each.name: each.default_value for each in schema_of(name).arguments if each.has_default_value()}
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        arguments = {**defaults, **dict(zip(names, args, strict=False)), **kwargs}
+        arguments = {**defaults, **bind(args, kwargs)}
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

@@ -12,12 +12,14 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["has_string", "has_text"]
+__all__ = ["device_checks", "has_string", "has_text"]
 
 _FOLDER = Path(torch.__file__).parent / "lib"
-_HEADER = struct.Struct("<40xQ10xHH2x")  # of an ELF file: offset of the section headers, their size, their number
-_SECTION = struct.Struct("<4xIQ8xQQ24x")  # type, flags, offset, size
+_HEADER = struct.Struct("<40xQ10xHHH")  # of an ELF file: offset of the section headers, their size, their number, that of names
+_SECTION = struct.Struct("<IIQ8xQQ24x")  # name, type, flags, offset, size
 _PROGRAM_DATA, _LOADED, _WRITABLE_OR_CODE = 1, 2, 5
+_KERNELS = b"fatbin"  # in the names of sections that hold kernels, which are most of the library
+_WRAPPER = b"\0wrapper_"
 
 
 @functools.cache
@@ -32,14 +34,35 @@ def has_string(library: str, text: str) -> bool:
     return any(b"\0" + text.encode() + b"\0" in data for data in _constants(_FOLDER / library))
 
 
+@functools.cache
+def device_checks() -> frozenset[str]:
+    """Return the names of the functions that refuse tensors on several devices, before they call a CUDA kernel.
+
+    A name is "wrapper_", a dispatch key, and an op's name after or before that of its overload: "wrapper_CUDA_clamp_Tensor".
+    The first call takes about 10 ms.
+    """
+    names: set[str] = set()
+    for data in _constants(_FOLDER / "libtorch_cuda.so"):
+        start = data.find(_WRAPPER)
+        while start >= 0:
+            end = data.index(b"\0", start + 1)
+            names.add(data[start + 1 : end].decode())
+            start = data.find(_WRAPPER, end)
+    return frozenset(names)
+
+
 def _constants(library: Path) -> Iterator[bytes]:
-    """Yield the sections of read-only data, a hundredth of the library."""
+    """Yield the sections of read-only data but those of kernels: a hundredth of the library."""
     with library.open("rb") as file:
-        offset, size, count = _HEADER.unpack(file.read(_HEADER.size))
+        offset, size, count, names_index = _HEADER.unpack(file.read(_HEADER.size))
         file.seek(offset)
         headers = file.read(size * count)
-        for index in range(count):
-            kind, flags, start, length = _SECTION.unpack_from(headers, index * size)
-            if kind == _PROGRAM_DATA and flags & _LOADED and not flags & _WRITABLE_OR_CODE:
+        sections = [_SECTION.unpack_from(headers, index * size) for index in range(count)]
+        _, _, _, names_start, names_length = sections[names_index]
+        file.seek(names_start)
+        names = file.read(names_length)
+        for name, kind, flags, start, length in sections:
+            is_constant = kind == _PROGRAM_DATA and flags & _LOADED and not flags & _WRITABLE_OR_CODE
+            if is_constant and _KERNELS not in names[name : names.index(b"\0", name)]:
                 file.seek(start)
                 yield file.read(length)

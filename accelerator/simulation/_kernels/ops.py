@@ -11,33 +11,37 @@ from typing import Any
 
 import torch
 
+from . import bindings, schemas
 from .aliases import cpu_alias
+from .bindings import DispatchKey
 from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
+from .kernel_memory import RESULT_MEMORY
+from .library_texts import device_checks
 
 __all__ = ["Op", "not_simulated"]
 
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
 )
-# The CUDA kernels of these ops also take CPU tensors.
-_TAKES_HOST_TENSORS = frozenset(
-    (
-        "ctc_loss", "_ctc_loss", "_ctc_loss_backward", "_use_cudnn_ctc_loss", "_use_miopen_ctc_loss", "_cudnn_rnn",
-        "_cudnn_rnn_backward", "_nested_from_padded", "_nested_view_from_buffer", "_nested_from_padded_tensor",
-        "_pack_padded_sequence", "tensor_split", "copy_", "set_",
-    )
-)  # fmt: skip
-# These take zero-dimensional CPU tensors, as pointwise ops do.
-_TAKES_HOST_SCALARS = frozenset(
-    (
-        "fill_", "fill", "masked_fill_", "masked_fill", "index_fill_", "index_fill", "lerp", "lerp_", "where", "clamp",
-        "clamp_", "clamp_min", "clamp_max", "bucketize", "searchsorted",
-        "_fake_quantize_per_tensor_affine_cachemask_tensor_qparams", "linspace", "logspace", "isin", "quantize_per_tensor",
-        "_amp_update_scale_", "xlogy", "copysign", "_thnn_fused_lstm_cell", "nextafter", "heaviside", "addcmul", "addcdiv",
-        "put_", "masked_scatter_",
-    )
-)  # fmt: skip
+# Arguments of these ops may be CPU tensors: all of them, or those of these names.
+_HOST_ARGUMENTS: dict[str, tuple[str, ...]] = {
+    **dict.fromkeys(_INDEXING, ("indices",)),
+    **dict.fromkeys(("copy_", "set_", "_foreach_copy_", "_foreach_copy"), ()),
+    **dict.fromkeys(("_cudnn_rnn", "_cudnn_rnn_backward", "_pack_padded_sequence", "tensor_split"), ()),
+    "bernoulli_": ("p",),
+    # The state of the generator, which is on the host unless a graph was captured.
+    **dict.fromkeys(
+        (
+            *("_efficient_attention_backward", "_scaled_dot_product_efficient_attention_backward"),
+            *("_flash_attention_backward", "_scaled_dot_product_flash_attention_backward"),
+        ),
+        ("philox_seed", "philox_offset", "rng_state", "unused"),
+    ),
+}
+_WITH_HOST_ARGUMENTS = ("_nested",)
+# These ops check their devices in the kernel, and take no CPU tensors.
+_CHECKED_BY_KERNEL = frozenset(("binary_cross_entropy", "binomial", "convolution", "_convolution"))
 
 
 # The CUDA kernels of these ops wait for the stream, but torch does not tag all their overloads as data-dependent.
@@ -55,20 +59,29 @@ _SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _COMPOSITE_KEYS = (
-    torch._C.DispatchKey.CompositeExplicitAutogradNonFunctional,
-    torch._C.DispatchKey.CompositeExplicitAutograd,
-    torch._C.DispatchKey.CompositeImplicitAutograd,
+    DispatchKey.CompositeExplicitAutogradNonFunctional,
+    DispatchKey.CompositeExplicitAutograd,
+    DispatchKey.CompositeImplicitAutograd,
 )
+
+
+def names_of_check(name: str, key: DispatchKey) -> set[str]:
+    """Return what torch may call the function that checks the devices of an op's tensors before it calls the CUDA kernel."""
+    base, _, overload = name.partition("::")[2].partition(".")
+    # The name of a structured kernel ends with the overload, and others begin with it.
+    structured = (f"{base}_{overload}", f"{base}_out_{overload}") if overload else (base,)
+    prefix = f"wrapper_{key.name.replace('CPU', 'CUDA')}_"
+    return {prefix + other for other in (*structured, f"{overload}_{base}", f"{overload}_{base}_out")}
 
 
 def not_simulated(name: str) -> NotImplementedError:
     return NotImplementedError(f"{name} is not simulated")
 
 
-def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKey:
+def _registered_key(name: str, key: DispatchKey) -> DispatchKey:
     """Return the key under which the kernel for a key is registered: its own or a composite one."""
     for candidate in (key, *_COMPOSITE_KEYS):
-        if torch._C._dispatch_has_kernel_for_dispatch_key(name, candidate.name):
+        if bindings.has_kernel(name, candidate.name):
             return candidate
     raise not_simulated(name)
 
@@ -76,13 +89,12 @@ def _registered_key(name: str, key: torch._C.DispatchKey) -> torch._C.DispatchKe
 class Op:
     """One op of torch."""
 
-    def __init__(self, name: str, key: torch._C.DispatchKey = torch._C.DispatchKey.CPU) -> None:
+    def __init__(self, name: str, key: DispatchKey = DispatchKey.CPU) -> None:
         self.name = name
-        base, _, overload = name.partition(".")
-        self.short_name = short_name = base.partition("::")[2]
-        operator, by_key, tags = torch._C._get_operation_overload(base, overload)
+        self.short_name = short_name = schemas.short_name(name)
+        operator, by_key, tags = bindings.get_overload(*schemas.split(name))
         self.tags = frozenset(tags)
-        self.schema = schema = torch._C._get_schema(base, overload)
+        self.schema = schema = schemas.schema_of(name)
         self.operator: Callable[..., Any] = operator
         decomposition = DECOMPOSITIONS.get(name)
         # The CPU's kernel itself. The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
@@ -111,18 +123,17 @@ class Op:
             decomposition is not None and "generator" in inspect.signature(decomposition).parameters
         )
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
-        prefixes = ("_foreach", "_fused_", "_nested", "_amp")
-        takes_all = short_name in _TAKES_HOST_TENSORS or short_name.startswith(prefixes)
+        host_arguments = () if short_name.startswith(_WITH_HOST_ARGUMENTS) else _HOST_ARGUMENTS.get(short_name)
         # The arguments that may be CPU tensors.
-        self.host_arguments = frozenset(self.names if takes_all else ("indices",) if short_name in _INDEXING else ())
-        is_pointwise = torch.Tag.pointwise in tags
-        self.takes_host_scalars = bool(self.host_arguments) or is_pointwise or short_name in _TAKES_HOST_SCALARS
+        self.host_arguments = frozenset(() if host_arguments is None else host_arguments or self.names) & {*self.names}
+        # Whether arguments may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
+        self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and names_of_check(name, key).isdisjoint(device_checks())
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
-        self.is_dense = key == torch._C.DispatchKey.CPU
+        self.is_dense = key == DispatchKey.CPU
         self.is_indexing = short_name in _INDEXING
         self.is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
@@ -177,6 +188,14 @@ class Op:
             return not all(masks)  # torch fills through the masks and needs no indices
         return any(masks)
 
+    def result_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
+        """Return for each result how many elements its storage has at least."""
+        elements = RESULT_MEMORY.get(self.name)
+        if elements is None:
+            return [0] * len(self.results)
+        defaults = {a.name: a.default_value for a in self.schema.arguments if a.has_default_value()}
+        return elements({**defaults, **self.bind(args, kwargs)})
+
     def draws(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether a call draws random numbers. Without dropout, flash and memory-efficient attention draw none."""
         if not self.is_random or "dropout_p" not in self.names or "cudnn" in self.name:
@@ -185,7 +204,7 @@ class Op:
 
     def bind(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
         """Return the arguments of a call by name."""
-        return {**dict(zip(self.names, args, strict=False)), **kwargs}
+        return schemas.bind(self.names, args, kwargs)
 
     def _scalar_overload(self, scalars: frozenset[str]) -> Op | None:
         """Return the overload that takes numbers for these arguments, or None."""
@@ -194,9 +213,9 @@ class Op:
         return self._scalar_overloads[scalars]
 
     def _find_scalar_overload(self, scalars: frozenset[str]) -> Op | None:
-        base = self.name.partition(".")[0]
-        for overload in torch._C._jit_get_operation(base)[1]:
-            arguments = torch._C._get_schema(base, overload).arguments
+        base, _ = schemas.split(self.name)
+        for overload in bindings.get_overloads(base)[1]:
+            arguments = bindings.get_schema(base, overload).arguments
             taken = {a.name for a in arguments if str(a.type) in ("number", "Optional[number]")}
             tensors = {a.name for a in arguments if "Tensor" in str(a.type)}
             if [a.name for a in arguments] != self.names or not scalars <= taken or tensors != {*self.tensor_names} - taken:
@@ -235,7 +254,7 @@ def _import_dynamo() -> None:
     """
     source = Path(torch.__file__).parent / "_dynamo/variables/torch_function.py"
     if "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8"):
-        with torch._C._EnableTorchFunction():
+        with bindings.with_torch_function():
             importlib.import_module("torch._dynamo")
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 
+from . import bindings
 from .library_texts import has_text
 
 __all__ = ["default_generator", "draw", "draw_with_generator", "raise_if_not_registered", "track_registrations"]
@@ -31,7 +32,7 @@ _registered: list[torch.Generator] = []
 
 def track_registrations() -> None:
     """Remember the generators that are registered with graphs."""
-    graph: Any = torch._C._CUDAGraph
+    graph: Any = bindings.CudaGraph
     register = graph.register_generator_state
 
     def register_generator_state(self: Any, generator: torch.Generator) -> None:

@@ -3,22 +3,23 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
-import importlib.util
 import warnings
 from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
-from . import dispatch, races, random, rehearsal
+from . import accesses, bindings, dispatch, random, rehearsal
 from .argument_checks import with_argument_checks
+from .bindings import DispatchKey
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
 from .engine import PYTHON_KEY, engine
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
+from .schemas import schema_of, short_name
+from .versions import with_versions
 from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]
@@ -45,8 +46,8 @@ _COMPOSITE_WITH_DEVICE_CODE = (
 # Most kernels of sparse, nested and quantized tensors call dense ops. These have device code of their own.
 _OTHER_LAYOUTS = (
     (
-        torch._C.DispatchKey.SparseCUDA,
-        torch._C.DispatchKey.SparseCPU,
+        DispatchKey.SparseCUDA,
+        DispatchKey.SparseCPU,
         _names(
             "_coalesce add.out sub.out addmm addmm_ addmm.out bmm bmm.out hspmm hspmm.out mul.out mul.Tensor mul_.Tensor"
             " mm mm.out mv sspaddmm.out _sparse_mask_projection sparse_mask _sparse_sparse_matmul _sparse_softmax"
@@ -56,8 +57,8 @@ _OTHER_LAYOUTS = (
         ),
     ),
     (
-        torch._C.DispatchKey.SparseCsrCUDA,
-        torch._C.DispatchKey.SparseCsrCPU,
+        DispatchKey.SparseCsrCUDA,
+        DispatchKey.SparseCsrCPU,
         _names(
             "add.out add.Tensor add_.Tensor addmm addmm.out addmv.out baddbmm.out mm mm.out mv bmm.out triangular_solve.X"
             " _sparse_csr_sum.dim_dtype _sparse_csr_prod.dim_dtype sparse_sampled_addmm sparse_sampled_addmm.out mul.Tensor"
@@ -66,16 +67,16 @@ _OTHER_LAYOUTS = (
         ),
     ),
     (
-        torch._C.DispatchKey.NestedTensorCUDA,
-        torch._C.DispatchKey.NestedTensorCPU,
+        DispatchKey.NestedTensorCUDA,
+        DispatchKey.NestedTensorCPU,
         _names(
             "bmm bmm.out to_padded_tensor _nested_tensor_softmax_with_shape softmax.int _softmax native_layer_norm matmul"
             " native_layer_norm_backward _transform_bias_rescale_qkv"
         ),
     ),
     (
-        torch._C.DispatchKey.QuantizedCUDA,
-        torch._C.DispatchKey.QuantizedCPU,
+        DispatchKey.QuantizedCUDA,
+        DispatchKey.QuantizedCPU,
         _names(
             "_adaptive_avg_pool2d _index_put_impl_ clone dequantize.self fill_.Scalar fill_.Tensor flip gelu index_select"
             " index_select.out int_repr masked_fill_.Scalar masked_fill_.Tensor max.dim min.dim quantized_max_pool2d relu relu_"
@@ -95,31 +96,31 @@ def install(computes: bool = True) -> None:
     kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
     report_newer_torch()
-    if races.FINDS_RACES:
-        races.install()
+    if accesses.FINDS_RACES:
+        accesses.install()
     _remove_python_kernels()
-    library = torch._C._dispatch_library("IMPL", "aten", "", __file__, 0)
+    library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
             if _is_computed(name):
-                checked = alert_for(
-                    name, with_argument_checks(name, with_workspace(name, with_kernel_memory(name, kernel_override(name))))
-                )
-                _register(library, name, checked)
+                override = kernel_override(name)
+                for extend in (with_versions, with_kernel_memory, with_workspace, with_argument_checks, alert_for):
+                    override = extend(name, override)
+                _register(library, name, override)
             else:
-                library.impl(name, torch._C.DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
+                library.impl(name, DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
         _register(library, "aten::copy_", copy_override())
-        library.impl("aten::copy_", torch._C.DispatchKey.QuantizedCUDA, copy_override(torch._C.DispatchKey.QuantizedCPU))
+        library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
                 library.impl(name, key, kernel_override(name, cpu_key))
     # Renews torch's CPU threads in a forked child, before two threads do it at once: one of them would get an error.
-    torch.cuda._lazy_call(torch.get_num_threads)  # type: ignore[no-untyped-call]
+    bindings.call_once_initialized(torch.get_num_threads)
     random.track_registrations()
     release_with_torch(engine.release_workspaces if engine is not None else lambda: None)
     separate_flag()
-    torch._C._jit_override_can_fuse_on_gpu(False)  # the fuser compiles CUDA kernels at run time
+    bindings.allow_fuser(False)  # the fuser compiles CUDA kernels at run time
 
 
 def _remove_python_kernels() -> None:
@@ -127,18 +128,18 @@ def _remove_python_kernels() -> None:
 
     torch registers them after it has loaded its plug-ins. That would replace the overrides, so this loads them first.
     """
-    if importlib.util.find_spec("torch._native") is not None:
-        importlib.import_module("torch._native")
-        importlib.import_module("torch._native.registry").deregister_op_overrides(disable_dispatch_keys="CUDA")
+    registry = bindings.python_kernels()
+    if registry is not None:
+        registry.deregister_op_overrides(disable_dispatch_keys="CUDA")
 
 
 def _names_to_override() -> list[str]:
     names = [
         name
-        for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
-        if name.startswith("aten::") and name[6:].partition(".")[0] not in _NOT_OVERRIDDEN and not _is_view(name)
+        for name in bindings.op_names_of_key("CUDA")
+        if name.startswith("aten::") and short_name(name) not in _NOT_OVERRIDDEN and not _is_view(name)
     ]
-    known = set(torch._C._dispatch_get_all_op_names())
+    known = set(bindings.all_op_names())
     return [
         *names,
         *filter(_has_autograd_formula, _COMPOSITE_WITH_DEVICE_CODE),
@@ -148,33 +149,32 @@ def _names_to_override() -> list[str]:
 
 def _has_autograd_formula(name: str) -> bool:
     """Return whether autograd has a formula for the op itself, so that the op may be overridden as a whole."""
-    return not torch._C._dispatch_has_kernel_for_dispatch_key(name, "CompositeImplicitAutograd")
+    return not bindings.has_kernel(name, "CompositeImplicitAutograd")
 
 
-def _registered(key: torch._C.DispatchKey) -> set[str]:
-    return set(torch._C._dispatch_get_registrations_for_dispatch_key(key.name))
+def _registered(key: DispatchKey) -> set[str]:
+    return set(bindings.op_names_of_key(key.name))
 
 
 def _is_view(name: str) -> bool:
-    base, _, overload = name.partition(".")
-    returns = torch._C._get_schema(base, overload).returns
+    returns = schema_of(name).returns
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
 def _is_computed(name: str) -> bool:
-    has_kernel = name in DECOMPOSITIONS or torch._C._dispatch_has_computed_kernel_for_dispatch_key(name, "CPU")
+    has_kernel = name in DECOMPOSITIONS or bindings.has_computed_kernel(name, "CPU")
     return has_kernel and name not in CUDNN_SELECTION
 
 
 def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     """Register an op's kernel override in Python: with the engine, under the key at which the engine finds it."""
     if engine is None:
-        if races.FINDS_RACES:
-            override = races.with_accesses(name, override)
-        library.impl(name, torch._C.DispatchKey.CUDA, override)
+        library.impl(name, DispatchKey.CUDA, override)
         return
     library.impl(name, PYTHON_KEY, override)
     engine.override(name)
+    if accesses.FINDS_RACES and (flags := accesses.flags_of(name)):
+        engine.describe_races(name, flags)
 
 
 def _not_simulated(name: str) -> Callable[..., Any]:

@@ -19,12 +19,13 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
-from . import capture
-from .aliases import _empty_on_current_device
+from . import accesses, bindings, capture
+from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
-from .capture import captures
+from .capture import streams_need_checks
 from .decompositions import DECOMPOSITIONS
-from .dispatch import kernel_override
+from .decompositions.common import resize_like
+from .dispatch import kernel_override, run_each, spans_devices
 from .ops import Op, _to_meta
 from .shape_rules import SHAPE_RULES
 
@@ -35,8 +36,8 @@ SMALL_COPY = 2**20
 
 _SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
-_LEAST_SUM_OF_WINDOWS = 1e-11  # of torch.istft, which raises if there is a smaller one; those without values are zero
-_CPU_KEY = torch._C.DispatchKey.CPU
+_LEAST_SUM_OF_WINDOWS = 1e-11
+_CPU_KEY = DispatchKey.CPU
 # torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases.
 _OWN_SHAPES = frozenset(("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell"))
 _FILLS = frozenset(("fill_", "zero_"))
@@ -45,29 +46,29 @@ _Parameter = torch.nn.Parameter
 _memset = ctypes.PyDLL(None).memset
 _memset.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_size_t)
 _memset.restype = None
-_current_device = torch._C._cuda_getDevice
 _empty_strided = torch.empty_strided
 
-# The shapes of one result: its size, strides and type, and its bytes if they are few; a list of them; or any other value.
-_New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int]
+# The shapes of one result: its size, strides and type, its bytes if they are few, and the elements of its storage if they are
+# more than its own; a list of them; or any other value.
+_New = tuple[tuple[int, ...], tuple[int, ...], torch.dtype, int, int]
 
 
 class _Plan:
     """What one op returns for arguments of certain shapes and types."""
 
-    __slots__ = ("computes", "device", "first_argument", "masks_zeros", "out", "returned", "single")
+    __slots__ = ("computes", "device", "first_argument", "is_mask_of_zeros", "out", "returned", "single")
 
     def __init__(self) -> None:
-        self.computes = False  # whether all arguments are small and all results small integers
-        self.masks_zeros = False  # whether the result is a mask that is the same for all zeros
+        self.computes = False  # whether all arguments are small, and all results integers or masks
+        self.is_mask_of_zeros = False  # whether the result is a mask, that of zeros
         self.device = -1  # the index of the device of the results
         self.single: _New | None = None  # if the op returns one new tensor
         self.first_argument = False  # whether the op returns its first argument
         self.returned: list[tuple[str | None, Any]] = []  # for each result the argument that it is, or its shapes
-        self.out: list[tuple[str, tuple[int, ...]]] = []  # the sizes of out= tensors that the op resizes
+        self.out: list[tuple[str, torch.Tensor]] = []  # out= tensors that the op resizes, as meta tensors
 
 
-def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of an op that allocates its results and does not compute them."""
     if key != _CPU_KEY:
         # torch infers few shapes of sparse, nested and quantized tensors, whose sizes depend on values.
@@ -75,12 +76,14 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
     op: Op | None = None  # described at the first call: to describe every op would take longer than many programs run
     plans: dict[tuple[Any, ...], _Plan] = {}
     compute = kernel_override(name, key)
-    may_have_values = is_pointwise = is_in_place = False
+    may_have_to_compute = is_pointwise = is_in_place = False
 
     def prepare() -> Op:
-        nonlocal op, may_have_values, is_pointwise, is_in_place
+        nonlocal op, may_have_to_compute, is_pointwise, is_in_place
         described = Op(name, key)
-        may_have_values = described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
+        may_have_to_compute = (
+            described.is_data_dependent or described.is_indexing or _is_fill(described) or _is_counting(described)
+        )
         is_pointwise = torch.Tag.pointwise in described.tags
         # Ops over lists write their first list and return nothing, or write several lists and return them.
         is_in_place = bool(described.written) and not described.out and None not in described.results
@@ -89,7 +92,7 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
 
     def run(*args: Any, **kwargs: Any) -> Any:
         described = op or prepare()
-        if may_have_values and _has_values(described, args, kwargs):
+        if may_have_to_compute and _has_to_compute(described, args, kwargs):
             return compute(*args, **kwargs)
         if is_in_place and type(args[0]) is list:
             return _arguments(described, args, kwargs)
@@ -101,8 +104,8 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
         plan_key = tuple(signature)
         plan = plans.get(plan_key)
         if plan is None:
-            if described.is_foreach and _spans_devices(args[0]):
-                return _run_each(run, args, kwargs)
+            if described.is_foreach and spans_devices(args[0]):
+                return run_each(run, args, kwargs)
             plan = _make_plan(described, args, kwargs)
             if len(plans) >= _MAXIMUM_PLANS:
                 plans.clear()
@@ -112,16 +115,16 @@ def rehearsal_override(name: str, key: torch._C.DispatchKey = _CPU_KEY) -> Calla
             return _allocate(new, plan.device)
         if plan.first_argument:
             return args[0]
-        if plan.masks_zeros and described.name == "aten::lt.Scalar" and args[1] == _LEAST_SUM_OF_WINDOWS:
+        if plan.is_mask_of_zeros and _is_check_of_istft(described, args):
             return _results(described, plan, args, kwargs, False)
-        if plan.computes and _have_values((args, kwargs)):
+        if plan.computes and _have_all_values((args, kwargs)):
             try:
                 return compute(*args, **kwargs)
             except torch.OutOfMemoryError:
                 raise
             except (RuntimeError, IndexError):
                 pass  # zeros of earlier ops divide or are indices here; the plan has checked all else
-        value = _mask_of_zeros(described, args, kwargs) if plan.masks_zeros else 0
+        value = _mask_of_zeros(described, args, kwargs) if plan.is_mask_of_zeros else 0
         return _results(described, plan, args, kwargs, value)
 
     return run
@@ -139,7 +142,7 @@ def _is_counting(op: Op) -> bool:
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
-    """Return whether a tensor has values: a number, a mask or indices."""
+    """Return whether a tensor is small enough to have values: a number, a mask or indices."""
     return tensor.nbytes <= (_SMALL_RESULT if _has_fractions(tensor) else SMALL_COPY)
 
 
@@ -157,12 +160,12 @@ def _are_small_integers(values: Any) -> bool:
     return bool(tensors) and not any(_has_fractions(tensor) or tensor.nbytes > SMALL_COPY for tensor in tensors)
 
 
-def _have_values(values: Any) -> bool:
-    """Return whether no tensor is a part of floats that have no values."""
+def _have_all_values(values: Any) -> bool:
+    """Return whether all tensors have values: none is a part of floats that were left as memory held them."""
     return all(not _has_fractions(tensor) or tensor.untyped_storage().nbytes() <= _SMALL_RESULT for tensor in _tensors(values))
 
 
-def _has_values(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _has_to_compute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Return whether a call computes: its results decide shapes or reach the host, or it fills a small tensor."""
     if _is_fill(op):
         return _is_small(op.bind(args, kwargs)[next(iter(op.written))])
@@ -201,23 +204,6 @@ def _describe(values: Any, signature: list[Any], is_pointwise: bool) -> None:
             append(value)
 
 
-def _spans_devices(tensors: Any) -> bool:
-    return isinstance(tensors, list) and len({tensor.device for tensor in tensors if tensor.is_cuda}) > 1
-
-
-def _run_each(run: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[Any]:
-    """Run an op over lists once for each item, because the tensors are on several devices."""
-    count = len(args[0])
-
-    def item(value: Any, index: int) -> Any:
-        return [value[index]] if isinstance(value, list) and len(value) == count else value
-
-    results: list[Any] = []
-    for index in range(count):
-        results += run(*(item(value, index) for value in args), **{name: item(value, index) for name, value in kwargs.items()})
-    return results
-
-
 def _arguments(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Return the arguments that an op writes and returns."""
     if not op.results:
@@ -236,7 +222,7 @@ class _Check(Call):
 
 def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     check = _Check(op)
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         check.convert(args, kwargs)
     assert check.device is not None
     plan = _Plan()
@@ -255,12 +241,16 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     for name in op.out:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
-            plan.out.append((name, tuple(resized.size())))
-    plan.returned = [(source, None if source else _shapes(result)) for source, result in zip(op.results, results, strict=True)]
+            plan.out.append((name, resized))
+    elements = op.result_elements(args, kwargs)
+    plan.returned = [
+        (source, None if source else _shapes(result, count))
+        for source, result, count in zip(op.results, results, elements, strict=True)
+    ]
     is_one = len(results) == 1 and isinstance(results[0], _Tensor) and not results[0].is_cpu
     is_single = is_one and op.results == [None]
-    plan.masks_zeros = is_one and gives_integers and results[0].dtype is torch.bool and _masks_alike(op)
-    if is_single and not plan.computes and not plan.masks_zeros:
+    plan.is_mask_of_zeros = is_one and gives_integers and results[0].dtype is torch.bool and _masks_alike(op)
+    if is_single and not plan.computes and not plan.is_mask_of_zeros:
         plan.single = plan.returned[0][1]
     return plan
 
@@ -268,6 +258,11 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
 def _masks_alike(op: Op) -> bool:
     """Return whether zeros give a mask of one number."""
     return torch.Tag.pointwise in op.tags or op.short_name == "all"
+
+
+def _is_check_of_istft(op: Op, args: tuple[Any, ...]) -> bool:
+    """Return whether torch.istft asks which sums of its windows are too small. Those without values are zero, and must pass."""
+    return op.name == "aten::lt.Scalar" and bool(args[1] == _LEAST_SUM_OF_WINDOWS)
 
 
 def _mask_of_zeros(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
@@ -282,7 +277,7 @@ def _mask_of_zeros(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int
         usual = torch.complex64 if value.is_complex() else torch.float32 if _has_fractions(value) else torch.int64
         return torch.zeros((), dtype=torch.bool if value.dtype is torch.bool else usual)
 
-    with torch._C.DisableTorchFunction():
+    with bindings.without_torch_function():
         return int(op.compute(*map(zero, args), **{name: zero(value) for name, value in kwargs.items()}).item())
 
 
@@ -292,7 +287,7 @@ class _NoShapeRule(NotImplementedError):
 
 def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
     """Return an op's results and arguments as meta tensors."""
-    with torch.no_grad(), torch._C._AutoDispatchBelowAutograd(), torch._C.DisableTorchFunction():
+    with torch.no_grad(), bindings.below_autograd(), bindings.without_torch_function():
         own = SHAPE_RULES.get(op.name) or DECOMPOSITIONS.get(op.name)
         for function in (own,) if op.name in _OWN_SHAPES else (op.infer, own):
             if function is None:
@@ -306,19 +301,22 @@ def _infer(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[
     raise _NoShapeRule(f"{op.name} cannot be rehearsed: torch has no shape rule (meta kernel) for it")
 
 
-def _shapes(result: Any) -> Any:
+def _shapes(result: Any, elements: int = 0) -> Any:
     if isinstance(result, _Tensor):
         if result.is_cpu:
             return result
-        return (tuple(result.size()), result.stride(), result.dtype, result.nbytes if _is_small(result) else 0)
+        small_bytes = result.nbytes if _is_small(result) else 0
+        return (tuple(result.size()), result.stride(), result.dtype, small_bytes, elements if elements > result.numel() else 0)
     return [_shapes(item) for item in result] if isinstance(result, (list, tuple)) else result
 
 
 def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
     """Return a new tensor. If it is small, all its bytes have a value."""
-    size, stride, dtype, small_bytes = new
-    if index == _current_device():
-        result = _empty_on_current_device(size, stride, dtype)
+    size, stride, dtype, small_bytes, elements = new
+    if elements:
+        result = torch.empty(elements, dtype=dtype, device=torch.device("cuda", index)).as_strided(size, stride)
+    elif index == current_device():
+        result = empty_on_current_device(size, stride, dtype)
     else:
         result = _empty_strided(size, stride, dtype=dtype, device=torch.device("cuda", index))
     if small_bytes:
@@ -329,8 +327,8 @@ def _allocate(new: _New, index: int, value: int = 0) -> torch.Tensor:
 def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any], value: int) -> Any:
     """Return an op's results. All bytes of those that are small have a value."""
     arguments = op.bind(args, kwargs) if op.written else {}
-    for name, size in plan.out:
-        arguments[name].resize_(size)
+    for name, resized in plan.out:
+        resize_like(arguments[name], resized)
     for name in op.out:
         out = arguments.get(name)
         if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):
@@ -349,11 +347,11 @@ def _new_value(new: Any, index: int, value: int) -> Any:
     return new.clone() if isinstance(new, _Tensor) else new
 
 
-def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
+def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
     """Return the kernel override of ``copy_``, which performs small copies and allocates what torch's kernel does."""
     compute = kernel_override("aten::copy_", key)
-    by_key = torch._C._get_operation_overload("aten::copy_", "")[1]
-    torch_key = torch._C.DispatchKey.CompositeExplicitAutograd
+    by_key = bindings.get_overload("aten::copy_", "")[1]
+    torch_key = DispatchKey.CompositeExplicitAutograd
 
     def run(self: torch.Tensor, src: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
         if not isinstance(src, _Tensor):
@@ -362,10 +360,13 @@ def copy_override(key: torch._C.DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         is_on_one_device = self.device == src.device
         copies_bytes = self.dtype == src.dtype and _is_laid_out_alike(self, expanded)
         if self.nbytes <= SMALL_COPY and src.nbytes <= SMALL_COPY and (copies_bytes or not is_on_one_device):
-            if captures.value:
+            if streams_need_checks.value:
                 capture.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
-        elif is_on_one_device and self.is_cuda and _is_small(self):
+            return self
+        if accesses.FINDS_RACES and not is_on_one_device:
+            accesses.skipped_transfer(self, expanded, non_blocking)
+        if is_on_one_device and self.is_cuda and _is_small(self):
             compute(self, expanded, non_blocking)
         elif not copies_bytes and not is_on_one_device:
             # torch copies through contiguous tensors. It converts where the source is, but waits and converts on the host.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device
+from .bindings import storage_at
 
 __all__ = ["cpu_alias_of_parts", "to_device_by_parts", "write_back_parts"]
 
@@ -48,7 +49,7 @@ def _quantized_cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
             tensor.size(), scales=scales, zero_points=zero_points, axis=axis, dtype=tensor.dtype, device=CPU
         )
     storage = tensor.untyped_storage()
-    alias_storage = torch._C._construct_storage_from_data_pointer(storage.data_ptr(), CPU, storage.nbytes())
+    alias_storage = storage_at(storage.data_ptr(), CPU, storage.nbytes())
     return result.set_(alias_storage, tensor.storage_offset(), tensor.size(), tensor.stride())
 
 

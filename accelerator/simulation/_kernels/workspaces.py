@@ -15,7 +15,10 @@ from typing import Any
 
 import torch
 
-from .._values import release
+from .._torch_versions import release
+from . import bindings
+from .bindings import current_stream
+from .schemas import short_name
 
 __all__ = ["has_workspace", "release_with_torch", "with_workspace"]
 
@@ -25,25 +28,23 @@ _LARGE_ON_BLACKWELL = release(torch.__version__) >= (2, 12)
 _BY_CUBLAS = frozenset(
     ("mm", "bmm", "mv", "addmm", "addmm_", "addmv", "addmv_", "baddbmm", "baddbmm_", "dot", "vdot", "_addmm_activation")
 )
-_C: Any = torch._C
-_stream_of = _C._cuda_getCurrentRawStream
 _identify_thread = threading.get_ident
 _workspaces: dict[_Key, int] = {}
 
 
-def has_workspace(short_name: str) -> bool:
+def has_workspace(op_name: str) -> bool:
     """Return whether cuBLAS computes an op."""
-    return short_name in _BY_CUBLAS
+    return op_name in _BY_CUBLAS
 
 
 def with_workspace(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override, which allocates the workspace first if cuBLAS computes the op."""
-    if not has_workspace(name.partition("::")[2].partition(".")[0]):
+    if not has_workspace(short_name(name)):
         return override
 
     def run(self: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
         index = self.get_device()
-        if index >= 0 and (key := (_identify_thread(), index, _stream_of(index))) not in _workspaces:
+        if index >= 0 and (key := (_identify_thread(), index, current_stream(index))) not in _workspaces:
             _allocate(key)
         return override(self, *args, **kwargs)
 
@@ -53,14 +54,13 @@ def with_workspace(name: str, override: Callable[..., Any]) -> Callable[..., Any
 def _allocate(key: _Key) -> None:
     _, index, stream = key
     with torch.cuda.device(index):
-        _workspaces[key] = _C._cuda_cudaCachingAllocator_raw_alloc(_size(), stream)
+        _workspaces[key] = bindings.allocate(_size(), stream)
 
 
 def _size() -> int:
-    # From torch 2.14 on, torch itself answers, and programs can set the size.
-    torchs_size = getattr(_C, "_cuda_getCublasWorkspaceSize", None)
+    torchs_size = bindings.cublas_workspace_size()
     if torchs_size is not None:
-        return int(torchs_size())
+        return torchs_size
     capability = torch.cuda.get_device_capability()
     is_large = capability == (9, 0) or (_LARGE_ON_BLACKWELL and capability[0] in (10, 12))
     default = 32 * 1024**2 if is_large else 4096 * 1024 * 2 + 16 * 1024 * 8
@@ -78,12 +78,14 @@ def _size() -> int:
 
 def release_with_torch(release_also: Callable[[], object]) -> None:
     """Release the workspaces when torch releases its own, and call a function then."""
-    release = _C._cuda_clearCublasWorkspaces
 
-    def clear() -> None:
-        release()
-        release_also()
-        while _workspaces:
-            _C._cuda_cudaCachingAllocator_raw_delete(_workspaces.popitem()[1])
+    def and_ours(release: Callable[[], None]) -> Callable[[], None]:
+        def clear() -> None:
+            release()
+            release_also()
+            while _workspaces:
+                bindings.free(_workspaces.popitem()[1])
 
-    _C._cuda_clearCublasWorkspaces = clear
+        return clear
+
+    bindings.replace("_cuda_clearCublasWorkspaces", and_ours)

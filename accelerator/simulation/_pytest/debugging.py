@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
+from .. import _settings
 from .._environment import is_simulated
 
-_STATE = "ACCELERATOR_SIM_STATE"
-
-# The parameters of `environment` that describe the machine of a run, not a kind of machine.
-_OF_A_RUN = ("state", "base")
+# They differ between two runs on the same machine.
+_STATE, _RUN = _settings.variable("state"), _settings.variable("run")
 
 
 def wants_debugger(config: pytest.Config) -> bool:
@@ -31,7 +30,7 @@ def is_this_machine(machine: Mapping[str, str], own: Mapping[str, str], *, has_o
     """
 
     def without_state(environment: Mapping[str, str]) -> dict[str, str]:
-        return {name: value for name, value in environment.items() if has_own_state or name != _STATE}
+        return {name: value for name, value in environment.items() if name != _RUN and (has_own_state or name != _STATE)}
 
     return is_simulated() and without_state(machine) == without_state(own)
 
@@ -47,10 +46,11 @@ def note(arguments: Mapping[str, Any], nodeid: str) -> str:
     words: list[str] = []
     without_option: list[str] = []
     for name, value in arguments.items():
-        of_parameter = _OPTIONS[name](value) if name in _OPTIONS else None
-        if of_parameter is not None:
-            words += of_parameter
-        elif name not in _OF_A_RUN:
+        setting = _settings.find(name)
+        option = setting.type.format_option(setting.flag, value) if setting.simulate is not None else None
+        if option is not None:
+            words += option
+        elif not setting.is_of_a_run:
             without_option.append(name)
     test = shlex.quote(nodeid)
     if without_option:
@@ -63,53 +63,3 @@ def note(arguments: Mapping[str, Any], nodeid: str) -> str:
         f"{text}To debug it, start pytest on its machine:\n"
         f"python -m accelerator simulate {options}-- python -m pytest --pdb {test}"
     )
-
-
-def _each(option: str) -> Callable[[Any], list[str] | None]:
-    """Return the words of an option that is repeated for each GPU."""
-
-    def words(value: Any) -> list[str] | None:
-        values = [value] if isinstance(value, (int, str)) else list(value)
-        return [word for each in values for word in (option, str(each))]
-
-    return words
-
-
-def _each_or_off(option: str) -> Callable[[Any], list[str] | None]:
-    def words(value: Any) -> list[str] | None:
-        values = [value] if value is None or isinstance(value, int) else list(value)
-        texts = ["off" if each is None or each is False else "all" if each is True else str(each) for each in values]
-        return [word for text in texts for word in (option, text)]
-
-    return words
-
-
-def _numa(value: Any) -> list[str] | None:
-    values = [value] if value is None or isinstance(value, int) else list(value)
-    if any(type(each) is not int for each in values):
-        return None  # several nodes, or none
-    return [word for each in values for word in ("--numa", str(each))]
-
-
-def _without(option: str) -> Callable[[Any], list[str] | None]:
-    return lambda value: [] if value else [option]
-
-
-_OPTIONS: dict[str, Callable[[Any], list[str] | None]] = {
-    "gpus": _each("--gpus"),
-    "memory": _each("--memory"),
-    "name": _each("--name"),
-    "capability": _each("--capability"),
-    "mig": _each_or_off("--mig"),
-    "nvlink": _each_or_off("--nvlink"),
-    "numa": _numa,
-    "driver": _each("--driver"),
-    "nvml": _each("--nvml"),
-    "compute": _without("--no-compute"),
-    "fill": _each("--fill"),
-    "triton": _without("--no-triton"),
-    "compile": _each("--compile"),
-    "races": lambda value: [] if value is None else ["--races", value],
-    "late_copies": lambda value: ["--late-copies"] if value else [],
-}
-"""The words of simulate's command line for a parameter's value; None if it has no option for this value."""

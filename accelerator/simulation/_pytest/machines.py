@@ -20,6 +20,7 @@ from typing import Any
 import pytest
 
 from .._environment import environment, unavailable_reason
+from .._guard import guarded
 from . import debugging, python
 from .channel import Channel, Order, Outcome
 from .keys import IN_PLACE, WRONG_MARK
@@ -46,6 +47,8 @@ class Machines:
         self._servers: dict[_Machine, _Server] = {}
         self._started = 0
         self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._guard = contextlib.ExitStack()
+        self._guard_variables: dict[str, str] = {}
         session.config.add_cleanup(self.close)
         # A copy: a test that changes os.environ must not change later machines.
         self._base = dict(os.environ)
@@ -112,6 +115,7 @@ class Machines:
     def _start(self, machine: _Machine) -> _Server:
         if self._directory is None:
             self._directory = tempfile.TemporaryDirectory(prefix="accelerator-simulation-")
+            self._guard_variables = self._guard.enter_context(guarded())
         self._started += 1
         arguments, keywords = self._parameters[machine]
         if keywords.get("state") is None:
@@ -125,7 +129,7 @@ class Machines:
             basetemp=factory and str(factory.getbasetemp() / f"simulated{self._started}"),
             workerinput=getattr(config, "workerinput", None) or _workerinput(directory),
         )
-        return _Server(order, environment(*arguments, **keywords), directory)
+        return _Server(order, {**environment(*arguments, **keywords), **self._guard_variables}, directory)
 
     def _pass_on(self, item: pytest.Item, outcome: Outcome, duration: float) -> None:
         """Forward the reports of a test, and report how its process ended if they are incomplete.
@@ -173,6 +177,7 @@ class Machines:
         if self._directory is not None:
             self._directory.cleanup()
             self._directory = None
+        self._guard.close()
 
 
 def _workerinput(directory: Path) -> dict[str, Any]:

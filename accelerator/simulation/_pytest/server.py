@@ -39,6 +39,7 @@ _SESSION_OPTIONS: dict[str, Any] = {
     "maxfail": 0,
 }
 
+_SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _DRIVER_INITIALIZED = (
     "Collecting the tests initialized the CUDA driver, so that a process forked for a test could not use the simulated GPUs. "
     "Use devices in tests and fixtures, not at import time; torch.cuda.is_available() and accelerator's queries are allowed "
@@ -141,9 +142,9 @@ class _Server:
         with tempfile.TemporaryFile() as records:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", DeprecationWarning)  # Python warns about threads that collection started
-                pid = os.fork()
+                server, pid = os.getpid(), os.fork()
             if pid == 0:
-                self._become_test(item, records)
+                self._become_test(item, records, server)
             status = self._wait(pid)
             records.seek(0)
             return Outcome(None, status, records.read(), self._unreported())
@@ -170,12 +171,13 @@ class _Server:
         out, err = capture.read_global_capture()
         return out + terminal, err
 
-    def _become_test(self, item: pytest.Item, records: IO[bytes]) -> NoReturn:
+    def _become_test(self, item: pytest.Item, records: IO[bytes], server: int) -> NoReturn:
         """Run a test in the forked process, then exit."""
         status = 1
         try:
             self._records = records
             self._channel.close()
+            _end_with(server)
             signal.signal(signal.SIGINT, signal.default_int_handler)
             try:
                 item.config.hook.pytest_runtest_protocol(item=item, nextitem=None)
@@ -213,6 +215,15 @@ class _Server:
         location_in_file = warning_message.filename, warning_message.lineno
         rest = {"when": when, "nodeid": nodeid, "location": location}
         self._record("warning", (pickled, str(warning_message.message), location_in_file, rest))
+
+
+def _end_with(server: int) -> None:
+    """Let the kernel kill this process if its parent, the server, is killed."""
+    import ctypes
+
+    ctypes.CDLL(None).prctl(_SET_PARENT_DEATH_SIGNAL, int(signal.SIGKILL), 0, 0, 0)
+    if os.getppid() != server:
+        os._exit(1)
 
 
 def _save_coverage() -> None:

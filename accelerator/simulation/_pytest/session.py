@@ -5,10 +5,11 @@ from __future__ import annotations
 import copy
 import os
 import types
+from typing import Literal
 
 import pytest
 
-from .. import _run
+from .. import _run, _settings
 from .._environment import environment
 from .._state_folder import state_folder
 from . import python
@@ -25,27 +26,25 @@ class SimulatedSession:
 
     def run(self) -> int:
         """Run the replacing pytest on this terminal and return its exit status."""
-        with state_folder() as folder:
-            try:
-                machine = environment(
-                    self._gpus,
-                    memory=self._memory,
-                    races="report" if self._finds_races else None,
-                    state=folder / "state",
-                )
-            except ValueError as error:
-                raise pytest.UsageError(str(error)) from None
-            except RuntimeError as error:
-                raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
-            command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
-            return _run.run(command, machine)
+        command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
+        races: Literal["report"] | None = "report" if self._finds_races else None
+        try:
+            with state_folder() as folder:
+                return _run.run(command, environment(self._gpus, memory=self._memory, races=races, state=folder / "state"))
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        except RuntimeError as error:
+            raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
 
 
 def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:
     """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
     options = config.known_args_namespace
     simulated = SimulatedSession(
-        _arguments(config), options.simulate_gpus, options.simulate_memory or "8GiB", options.simulate_races
+        _arguments(config),
+        options.simulate_gpus,
+        options.simulate_memory or _settings.find("memory").default,
+        options.simulate_races,
     )
     args.clear()
     inert = parser.parse_known_args([], namespace=copy.copy(config.option))

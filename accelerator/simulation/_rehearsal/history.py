@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import json
 import math
 import os
 import time
@@ -11,14 +10,15 @@ from typing import Any
 
 import torch
 
+from .. import _settings
+from .._rehearsal_record import CATEGORIES, Curve, write_curve
+
 __all__ = ["end", "note_out_of_memory", "start"]
 
 _MAXIMUM_EVENTS = 2_000_000
-_POINTS = 600
-CATEGORIES: tuple[str, ...] = ("parameters", "gradients", "optimizer state", "activations", "other")
-
-_snapshots = os.environ.get("ACCELERATOR_SIM_SNAPSHOT", "")
-_plots = os.environ.get("ACCELERATOR_SIM_PLOT", "")
+_MOST_POINTS = 600
+_snapshots = _settings.read("snapshot")
+_has_plot = _settings.read("plot") is not None
 # What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
 # backward, when all that is alive and has no other category is an activation.
 _marks: list[tuple[int, dict[int, str] | None]] = []
@@ -27,11 +27,11 @@ _stepping: list[Any] = []  # the optimizer whose step runs
 
 def start() -> None:
     """Record the history of allocations, if a snapshot or a plot is asked for."""
-    if not _snapshots and not _plots:
+    if not _snapshots and not _has_plot:
         return
     context = "all" if _snapshots else None
     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
-    if _plots:
+    if _has_plot:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
         register_optimizer_step_pre_hook(_note_step)
@@ -45,20 +45,18 @@ def start() -> None:
         torch.autograd.backward = mark_and_run
 
 
-def end(rank: int) -> None:
-    """Write what was asked for."""
+def end(rank: int, folder: str) -> None:
+    """Write what was asked for. Curves go to the folder of the records."""
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return
     if _snapshots:
         cuda.memory._dump_snapshot(os.path.join(_snapshots, f"rank{rank}.pickle"))
-    if _plots:
+    if _has_plot:
         for device, events in enumerate(cuda.memory._snapshot()["device_traces"]):
-            curves = _curves([event for event in events if "addr" in event])
-            if any(map(any, curves["points"])):
-                path = os.path.join(_plots, f"{os.getpid()}-{device}.plot.json")
-                with open(path, "w", encoding="utf-8") as file:
-                    json.dump({"rank": rank, "device": device, **curves}, file)
+            points = _points([event for event in events if "addr" in event])
+            if any(map(any, points)):
+                write_curve(folder, Curve(rank, device, points))
 
 
 def _now() -> int:
@@ -77,14 +75,16 @@ def _note_step(optimizer: Any, *arguments: Any) -> None:
 def _mark_step(optimizer: Any, *arguments: Any) -> None:
     """Note the addresses of parameters, gradients and optimizer state after the first steps."""
     _stepping.clear()
-    if len(_marks) <= 2 * _POINTS:
+    if len(_marks) <= 2 * _MOST_POINTS:
         _mark([parameter for group in optimizer.param_groups for parameter in group["params"]], optimizer)
 
 
 def note_out_of_memory() -> None:
     """Note what holds the memory when it is exhausted, in the middle of a step or before the first."""
-    if _plots:
-        _mark([value for value in gc.get_objects() if isinstance(value, torch.nn.Parameter)], *_stepping)
+    if _has_plot:
+        # isinstance alone would ask each object for its class, which deprecated names of torch.distributed warn about.
+        tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+        _mark([value for value in tensors if isinstance(value, torch.nn.Parameter)], *_stepping)
 
 
 def _mark(parameters: list[Any], *optimizers: Any) -> None:
@@ -100,13 +100,13 @@ def _mark(parameters: list[Any], *optimizers: Any) -> None:
     _marks.append((_now(), by_address))
 
 
-def _curves(events: list[dict[str, Any]]) -> dict[str, Any]:
+def _points(events: list[dict[str, Any]]) -> list[list[int]]:
     """Return the allocated bytes by category and the reserved bytes over the events of a run."""
     categories = _categories(events)
     held: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     reserved = 0
     sizes: dict[int, tuple[int, str]] = {}
-    step = max(1, len(events) // _POINTS)
+    step = max(1, len(events) // _MOST_POINTS)
     points: list[list[int]] = []
     most: list[int] = []
     for index, event in enumerate(events):
@@ -127,7 +127,7 @@ def _curves(events: list[dict[str, Any]]) -> dict[str, Any]:
         if index % step == step - 1 or index == len(events) - 1:
             points.append(most)  # the largest of each interval, so that no peak is lost
             most = []
-    return {"categories": [*CATEGORIES], "points": points}
+    return points
 
 
 def _categories(events: list[dict[str, Any]]) -> dict[int, str]:

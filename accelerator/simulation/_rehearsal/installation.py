@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .._compile import dynamo
-from . import alone, host_memory, recorder
+from . import cpu_fills, recorder, without_peers
 
 __all__ = ["install"]
 
@@ -11,6 +11,6 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process. Imports and initializes nothing."""
     dynamo.install()
-    host_memory.install()
-    alone.install()
+    cpu_fills.install()
+    without_peers.install()
     recorder.install()

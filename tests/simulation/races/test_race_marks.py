@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.simulation.races.test_race_options import RACE
-from tests.simulation.test_pytest_plugin import counts, start, write
 from tests.support.discovery import on_simulated_gpus
 from tests.support.simulation_driver import needs_cuda_torch
 

@@ -13,14 +13,19 @@ HALF_TYPES = frozenset(_WIDER)
 
 
 class Need(NamedTuple):
-    """The calls of an op that need its decomposition, by the type of the first tensor and by the value of a flag.
+    """The calls of an op that need its decomposition.
 
-    If the value is None, the argument is a type, and the decomposition is needed if it differs from the first tensor's.
+    Attributes:
+        dtypes: Those whose first tensor has one of these types.
+        flag: An argument that is True or False.
+        flag_value: Those with this value of the flag.
+        dtype_argument: Those of which this argument is a type, and not the first tensor's.
     """
 
     dtypes: frozenset[torch.dtype] = frozenset()
-    argument: str = ""
-    value: bool | None = None
+    flag: str = ""
+    flag_value: bool = True
+    dtype_argument: str = ""
 
 
 def compute_type(dtype: torch.dtype) -> torch.dtype:
@@ -47,6 +52,20 @@ def write(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
     if out.shape != result.shape:
         out.resize_(result.shape)
     return out.copy_(result)
+
+
+def write_structured(out: torch.Tensor, result: torch.Tensor) -> torch.Tensor:
+    """Write a result to an ``out=`` tensor of a structured kernel. If its shape differs, it gets the result's strides, too."""
+    if out.shape != result.shape:
+        resize_like(out, result)
+    return out.copy_(result)
+
+
+def resize_like(out: torch.Tensor, result: torch.Tensor) -> None:
+    """Give an ``out=`` tensor the shape and strides of a result without gaps."""
+    out.resize_(result.shape)
+    if result.stride() != out.stride():
+        out.as_strided_(result.shape, result.stride())
 
 
 def with_layout_of(model: torch.Tensor, result: torch.Tensor) -> torch.Tensor:

@@ -12,6 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .. import bindings
+
 
 def never(*arguments: object) -> bool:
     return False
@@ -51,9 +53,8 @@ CUDNN_SELECTION: dict[str, Callable[..., Any]] = {
 
 def separate_flag() -> None:
     """Switch cuDNN off in torch. ``torch.backends.cudnn.enabled`` still answers True, or what the program sets."""
-    bindings: Any = torch._C
-    is_enabled: bool = bindings._get_cudnn_enabled()
-    bindings._set_cudnn_enabled(False)
+    is_enabled = bindings.get_cudnn_enabled()
+    bindings.set_cudnn_enabled(False)
 
     def get_enabled() -> bool:
         return is_enabled
@@ -64,6 +65,7 @@ def separate_flag() -> None:
             raise TypeError(f"set_enabled_cudnn expects a bool, but got {type(value).__name__}")
         is_enabled = value
 
-    bindings._get_cudnn_enabled, bindings._set_cudnn_enabled = get_enabled, set_enabled
+    bindings.replace("_get_cudnn_enabled", lambda _: get_enabled)
+    bindings.replace("_set_cudnn_enabled", lambda _: set_enabled)
     flag = vars(type(torch.backends.cudnn))["enabled"]
     flag.getter, flag.setter = get_enabled, set_enabled

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..._values import release
+from ..._torch_versions import release
 from .common import Need, write
 
 # Since https://github.com/pytorch/pytorch/pull/154585 the CPU's transforms do.

@@ -61,6 +61,5 @@ DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     "aten::_log_softmax_backward_data.out": _with_out(_log_softmax_backward, "out"),
 }
 NEEDS = {
-    name: Need(argument="input_dtype") if "backward" in name else Need(argument="half_to_float", value=True)
-    for name in DECOMPOSITIONS
+    name: Need(dtype_argument="input_dtype") if "backward" in name else Need(flag="half_to_float") for name in DECOMPOSITIONS
 }

@@ -1,0 +1,37 @@
+"""Names of ops as the dispatcher has them ("aten::add.Tensor"), their schemas, and the arguments of calls by name."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from . import bindings
+
+__all__ = ["bind", "binder", "schema_of", "short_name", "split"]
+
+
+def split(name: str) -> tuple[str, str]:
+    """Return the name of an op without its overload, and the overload, which may be empty."""
+    base, _, overload = name.partition(".")
+    return base, overload
+
+
+def short_name(name: str) -> str:
+    """Return the name of an op without namespace and overload."""
+    return split(name)[0].partition("::")[2]
+
+
+def schema_of(name: str) -> Any:
+    """Return the schema of an op."""
+    return bindings.get_schema(*split(name))
+
+
+def bind(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Return the arguments of a call by name."""
+    return {**dict(zip(names, args, strict=False)), **kwargs}
+
+
+def binder(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], dict[str, Any]]:
+    """Return a function that returns the arguments of an op's calls by name."""
+    names = [argument.name for argument in schema_of(name).arguments]
+    return lambda args, kwargs: bind(names, args, kwargs)

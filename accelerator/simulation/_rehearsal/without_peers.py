@@ -1,0 +1,276 @@
+"""A rank without the other ranks of its world: process groups come up and collectives complete without peers.
+
+torch's ProcessGroupNCCL is unchanged, and native/nccl/alone.c completes its collectives. Two other things wait for peers. The
+store is replaced by one that answers for all ranks. Process groups of gloo are replaced by torch's FakeProcessGroup.
+Collectives of objects are replaced too, because they would send pickles through device memory that nobody writes.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import os
+import sys
+from collections.abc import Generator
+from types import ModuleType
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+from .. import _settings
+from .._compile.import_hook import after_import
+from .._kernels import bindings
+from . import recorder
+
+__all__ = ["install"]
+
+_NCCL_ID_SIZE = 128
+# torch's C++ objects do not keep the Python half of a store alive, which has its methods.
+_stores: list[Any] = []
+
+
+def install() -> None:
+    """Prepare ``torch.distributed`` before a program uses it, if this process is a rank without peers."""
+    if _settings.read("without_peers") == "1":
+        # The thread that watches over torch's watchdog would read the store while Python ends.
+        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+        after_import("torch.distributed.distributed_c10d", _replace)
+        after_import("deepspeed.runtime.zero.utils", _skip_comparison)
+
+
+def _do_nothing(*arguments: Any, **options: Any) -> None:
+    """Replaces functions that would wait for the other ranks."""
+
+
+def _skip_comparison(utils: ModuleType) -> None:
+    """Skip ZeRO 3's comparison with rank 0, of which the other ranks send nothing that could be compared."""
+    module: Any = utils
+    module.assert_ints_same_as_other_ranks = _do_nothing
+
+
+def _replace(c10d: ModuleType) -> None:
+    module: Any = c10d
+    store_class = _make_store_class(module)
+    _replace_rendezvous(module, store_class)
+    if "RANK" in os.environ:  # torchrun itself needs a store that its ranks do not share
+        _replace_tcp_store(module, store_class)
+    _replace_gloo(module)
+    _count_ranks_of_splits(module)
+    _replace_object_collectives(module)
+
+
+def _make_store_class(c10d: Any) -> Any:
+    class StoreWithoutPeers(c10d.Store):  # type: ignore[misc]
+        """A store that never waits. A missing value of another rank is a unique id of nccl, which is zero here."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self._values: dict[str, bytes] = {}
+            _stores.append(self)
+
+        def set(self, key: str, value: Any) -> None:
+            self._values[key] = _to_bytes(value)
+
+        def get(self, key: str) -> bytes:
+            return self._values.get(key, bytes(_NCCL_ID_SIZE))
+
+        def add(self, key: str, value: int) -> int:
+            total = int(self._values.get(key, b"0")) + value
+            self._values[key] = str(total).encode()
+            return total
+
+        def append(self, key: str, value: Any) -> None:
+            self._values[key] = self._values.get(key, b"") + _to_bytes(value)
+
+        def compare_set(self, key: str, expected: Any, desired: Any) -> bytes:
+            if self._values.get(key, b"") == _to_bytes(expected):
+                self._values[key] = _to_bytes(desired)
+            return self._values.get(key, _to_bytes(expected))
+
+        def check(self, keys: list[str]) -> bool:
+            return all(key in self._values for key in keys)
+
+        def wait(self, keys: list[str], timeout: Any = None) -> None:
+            pass
+
+        def delete_key(self, key: str) -> bool:
+            return self._values.pop(key, None) is not None
+
+        def num_keys(self) -> int:
+            return len(self._values)
+
+        def multi_get(self, keys: list[str]) -> list[bytes]:
+            return [self.get(key) for key in keys]
+
+        def multi_set(self, keys: list[str], values: list[Any]) -> None:
+            for key, value in zip(keys, values, strict=True):
+                self.set(key, value)
+
+        def has_extended_api(self) -> bool:
+            return True
+
+        def set_timeout(self, timeout: Any) -> None:
+            pass
+
+    return StoreWithoutPeers
+
+
+def _to_bytes(value: Any) -> bytes:
+    return value.encode() if isinstance(value, str) else bytes(value)
+
+
+def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
+    def rendezvous(url: str, rank: int = -1, world_size: int = -1, **options: Any) -> Generator[tuple[Any, int, int]]:
+        query = parse_qs(urlsplit(url).query)
+        given = {"rank": rank, "world_size": world_size}
+        for name, value in given.items():
+            if value < 0:
+                text = query[name][0] if name in query else os.environ.get(name.upper())
+                if text is None:
+                    raise ValueError(
+                        f"environment variable {name.upper()} expected, but not set: start the ranks with torchrun, or name one"
+                        " with --world-size and --rank"
+                    )
+                given[name] = int(text)
+        yield store_class(), given["rank"], given["world_size"]
+
+    init_process_group = c10d.init_process_group
+
+    def init_without_peers(*arguments: Any, **options: Any) -> Any:
+        recorder.start()
+        if options.get("store") is not None:
+            options["store"] = store_class()
+        return init_process_group(*arguments, **options)
+
+    c10d.rendezvous = rendezvous
+    _set(c10d, "init_process_group", init_without_peers)
+
+
+def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
+    """Replace the class of the stores that programs make, whose constructor waits for all ranks."""
+
+    class TCPStore(store_class):  # type: ignore[misc]
+        def __init__(self, host_name: str, port: int, *arguments: Any, **options: Any) -> None:
+            super().__init__()
+            self.host, self.port = host_name, port
+
+    for module in (bindings.distributed(), c10d, sys.modules["torch.distributed"]):
+        if hasattr(module, TCPStore.__name__):
+            setattr(module, TCPStore.__name__, TCPStore)
+
+
+def _replace_gloo(c10d: Any) -> None:
+    gloo: Any = getattr(c10d, "ProcessGroupGloo", None)
+    if gloo is None:
+        return
+    fake: Any = bindings.distributed().FakeProcessGroup
+
+    # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
+    fake._set_sequence_number_for_group = _do_nothing
+
+    class Gloo(type):
+        """Makes a FakeProcessGroup where torch makes a ProcessGroupGloo."""
+
+        def __call__(cls, store: Any, rank: int, size: int, *arguments: Any, **options: Any) -> Any:
+            if not hasattr(fake, "_create_internal"):
+                return fake(rank, size)
+            if not hasattr(getattr(fake, "Options", None), "simulate_uniform_ranks"):
+                return fake._create_internal(rank, size)
+            settings = fake.Options()
+            settings.simulate_uniform_ranks = True
+            return fake._create_internal(rank, size, settings)
+
+        def __instancecheck__(cls, instance: Any) -> bool:
+            return isinstance(instance, (gloo, fake))
+
+        def __getattr__(cls, name: str) -> Any:
+            return getattr(gloo, name)
+
+    _set(c10d, "ProcessGroupGloo", Gloo("ProcessGroupGloo", (), {}))
+    _set(c10d, "monitored_barrier", _do_nothing)
+
+
+def _count_ranks_of_splits(c10d: Any) -> None:
+    """Tell nccl how many ranks a part of a split communicator has, which it cannot know without the other ranks' colors."""
+    # New groups are made of new communicators.
+    if hasattr(c10d, "_get_split_source"):
+        c10d._get_split_source = _do_nothing
+    nccl = ctypes.CDLL("libnccl.so.2")
+    split_group = getattr(c10d.ProcessGroup, "split_group", None)
+    if split_group is None:
+        return
+
+    def split_group_of_known_size(self: Any, new_ranks: list[int], *arguments: Any, **options: Any) -> Any:
+        nccl.accelerator_simulation_next_split(len(new_ranks))
+        try:
+            return split_group(self, new_ranks, *arguments, **options)
+        finally:
+            nccl.accelerator_simulation_next_split(0)
+
+    c10d.ProcessGroup.split_group = split_group_of_known_size
+
+
+def _set(c10d: Any, name: str, value: Any) -> None:
+    """Replace a name of torch's module, also in ``torch.distributed``, which may have imported it already."""
+    original = getattr(c10d, name, None)
+    for module in (c10d, sys.modules.get("torch.distributed")):
+        if module is not None and original is not None and getattr(module, name, None) is original:
+            setattr(module, name, value)
+
+
+def _replace_object_collectives(c10d: Any) -> None:
+    def size_of(group: Any) -> int:
+        return c10d.get_world_size(group)
+
+    def is_rank(group: Any, rank: int | None, group_rank: int | None) -> bool:
+        """Return whether this rank is the one that a call names by its global rank or by its rank in the group."""
+        if group_rank is not None:
+            return c10d.get_rank(group) == group_rank
+        return c10d.get_rank() == (rank or 0)
+
+    def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *arguments: Any, **options: Any) -> None:
+        object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+
+    def gather_object(
+        obj: Any,
+        object_gather_list: list[Any] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        group_dst: int | None = None,
+        **options: Any,
+    ) -> None:
+        if object_gather_list is not None and is_rank(group, dst, group_dst):
+            object_gather_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+
+    def broadcast_object_list(object_list: list[Any], *arguments: Any, **options: Any) -> None:
+        pass  # as if the sender had passed what this rank passes
+
+    def scatter_object_list(
+        scatter_object_output_list: list[Any],
+        scatter_object_input_list: list[Any] | None = None,
+        src: int | None = None,
+        group: Any = None,
+        group_src: int | None = None,
+        **options: Any,
+    ) -> None:
+        if not scatter_object_input_list or not is_rank(group, src, group_src):
+            raise _nobody_sends("scatter_object_list")
+        scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
+
+    def send_object_list(*arguments: Any, **options: Any) -> None:
+        pass
+
+    def recv_object_list(*arguments: Any, **options: Any) -> int:
+        raise _nobody_sends("recv_object_list")
+
+    for function in (
+        *(all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list),
+        recv_object_list,
+    ):
+        _set(c10d, function.__name__, function)
+
+
+def _nobody_sends(name: str) -> RuntimeError:
+    return RuntimeError(
+        f"{name}: this rank is rehearsed alone, so no other rank sends it an object; pass the object where it is needed, such"
+        " as a pipeline stage's input and output shapes"
+    )

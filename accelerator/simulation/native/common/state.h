@@ -1,0 +1,54 @@
+/* Memory in use and contexts of the simulated machine, by process and GPU.
+ *
+ * With ACCELERATOR_SIM_STATE the table is in that file, which every process of the machine maps. Otherwise it belongs to
+ * one process; libcuda.so.1 holds it and NVML finds it there. Rows of ended processes do not count, because a real driver
+ * also releases the memory of a process that ends in any way. */
+#ifndef ACCELERATOR_SIM_STATE_H
+#define ACCELERATOR_SIM_STATE_H
+
+#include <stdint.h>
+#include <sys/types.h>
+
+enum {
+    SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
+};
+
+struct sim_state;
+
+struct sim_usage {
+    pid_t pid;
+    int gpu;
+    int instance; /* SIM_WHOLE_GPU or the number of a MIG instance */
+    int contexts;
+    uint64_t memory;
+};
+
+/* Opens or creates the state, for the driver. Returns NULL, after a line on stderr, if its file cannot be used. */
+struct sim_state *sim_state_open(void);
+
+/* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
+struct sim_state *sim_state_find(void);
+
+/* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. */
+int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes);
+void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t bytes);
+void sim_state_add_context(struct sim_state *state, int gpu, int instance, int change);
+
+/* Clears the rows of this process id: when a process opens a state, because the file may hold rows of an older process
+ * with the same id, and when it ends. */
+void sim_state_drop_self(struct sim_state *state);
+
+/* Bytes in use by all processes. A NULL state means that nothing is in use. */
+uint64_t sim_state_used(struct sim_state *state, int gpu, int instance);
+
+struct sim_memory_figures {
+    uint64_t total, free, used;
+};
+
+/* The memory of programs, which all of them may use. The driver reports these figures; NVML adds the reserve. */
+struct sim_memory_figures sim_state_memory(struct sim_state *state, int gpu, int instance);
+
+/* Lists the processes with a context or memory there. Fills at most `capacity` rows and returns the number of processes. */
+int sim_state_processes(struct sim_state *state, int gpu, int instance, struct sim_usage *rows, int capacity);
+
+#endif

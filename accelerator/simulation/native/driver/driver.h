@@ -1,0 +1,157 @@
+/* What the files of libcuda.so.1 share. */
+#ifndef ACCELERATOR_SIM_DRIVER_H
+#define ACCELERATOR_SIM_DRIVER_H
+
+#include <stdbool.h>
+
+#include "common/config.h"
+#include "interface/cuda_errors.h"
+#include "interface/driver_table.h"
+#include "common/errors.h"
+#include "common/state.h"
+
+typedef int CUresult;
+typedef int CUdevice;
+typedef uintptr_t CUdeviceptr;
+typedef struct sim_device *CUcontext; /* every context is the primary one of its device */
+typedef void *CUstream;               /* streams belong to the runtime; they are opaque to the driver */
+
+/* status.c. Every entry point returns this error until cuInit succeeds, and in a child forked after that. */
+extern _Atomic int driver_status;
+extern struct sim_state *driver_state;
+
+/* visible.c */
+struct visible_device {
+    int gpu, instance;
+};
+
+/* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER, and returns their number. */
+int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
+
+/* device.c */
+enum { SIM_TENSOR_MAP_MAJOR = 9 }; /* of the compute capability: older GPUs have no tensor maps */
+extern struct sim_device devices[SIM_MAX_GPUS];
+extern int device_count;
+
+void devices_enumerate(void);
+
+static inline bool is_device(int ordinal)
+{
+    return ordinal >= 0 && ordinal < device_count;
+}
+
+static inline int device_gpu(int ordinal)
+{
+    return is_device(ordinal) ? devices[ordinal].gpu : SIM_NO_GPU;
+}
+
+/* context.c */
+struct sim_device *current_context(void);
+
+static inline CUresult driver_enter(const char *function, int gpu)
+{
+    return driver_status != SUCCESS ? driver_status : sim_injected(function, gpu);
+}
+
+/* Every entry point calls one of these first. They return the error that ends the call: the driver is not initialized, an
+ * error is injected, there is no such device, or the thread has no context. */
+static inline CUresult enter(const char *function)
+{
+    return driver_enter(function, SIM_NO_GPU);
+}
+
+static inline CUresult enter_device(const char *function, int ordinal)
+{
+    RETURN_IF_ERROR(driver_enter(function, device_gpu(ordinal)));
+    return is_device(ordinal) ? SUCCESS : ERROR_INVALID_DEVICE;
+}
+
+static inline CUresult enter_context(const char *function)
+{
+    const struct sim_device *context = current_context();
+    RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
+    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+}
+
+/* blocks.c */
+enum { PAGE = 4096 };
+
+struct heap_part {
+    uint64_t inode; /* of the heap's file; 0 for private memory */
+    uint64_t offset;
+};
+
+struct block {
+    struct sim_memory memory;
+    struct heap_part part; /* of device memory */
+    uint64_t charged;      /* bytes charged to its device, or to the host */
+    void *physical;        /* the handle that is mapped here */
+};
+
+void memory_lock(void);
+void memory_unlock(void);
+/* Callers of the block functions hold the lock. */
+struct block *block_find(const void *address);
+struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
+void block_remove(struct block *block);
+bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
+
+int find_memory(const void *address, struct sim_memory *memory);
+void set_pool(void *address, void *pool);
+bool set_idle(void *address, bool is_idle);
+
+static inline size_t round_to_pages(size_t size)
+{
+    return (size + PAGE - 1) / PAGE * PAGE;
+}
+
+/* charges.c. charge() returns false if the device or the host has less memory left. */
+bool charge(enum sim_memory_type type, int device, uint64_t bytes);
+void release(enum sim_memory_type type, int device, uint64_t bytes);
+
+/* ranges.c */
+bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
+int is_valid_range(const void *address, size_t size);
+
+/* memory.c */
+int free_idle(void *address);
+
+/* zero.c. Exported for the kernel overrides in Python. */
+void accelerator_simulation_zero(void *address, size_t size);
+void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
+
+/* runtime.c */
+void use_runtime(const struct sim_runtime *used);
+const struct sim_runtime *find_runtime(void); /* NULL if there is none */
+/* Wait for NCCL's work, the only work that is not done at the call. */
+int wait_for_pending_on_device(int ordinal);
+int wait_for_pending_on_stream(CUstream stream);
+int free_to_pool(const struct sim_memory *memory);
+
+/* refusal.c */
+extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose error the program has not read, or 0 */
+
+/* Refuses the launch of a kernel: prints why unless that was reported, keeps the error pending and returns it. The reason is
+ * NULL for a kernel of those that are never simulated. */
+int refuse_launch(const char *kernel, const char *reason, bool is_reported);
+/* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
+bool read_refusal(char *text, size_t size);
+void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+
+/* What copies and waits return that have succeeded. */
+static inline CUresult unless_refused(void)
+{
+    return pending_refusal == 0 ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
+/* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+bool is_reserved(const void *address, size_t size);
+
+/* heap.c. The caller of the first two holds the memory lock. */
+void *heap_map(int device, size_t size, struct heap_part *part); /* NULL without memory */
+void heap_unmap(int device, void *base, size_t size, const struct heap_part *part);
+int export_memory(const void *address, struct sim_ipc_handle *handle);
+int import_memory(const struct sim_ipc_handle *handle, void **address);
+int close_imported(void *address);
+
+#endif

@@ -1,0 +1,69 @@
+/* libcuda.so.1: launches of kernels that do not run.
+ *
+ * The program would read memory that nothing computed. Its launch fails, and because not every program checks its launches, the
+ * error stays pending until the program reads it: copies, waits and queries return it, and ops raise it. */
+#include "driver.h"
+
+#include <pthread.h>
+#include <stdio.h>
+#include <stdlib.h>
+
+enum { TEXT_SIZE = 4096 };
+
+_Atomic uint64_t pending_refusal;
+
+static const char *const default_reason =
+    "simulated GPUs run torch's ops, compiled code and Triton kernels; give this kernel's op a CPU kernel (torch.library),"
+    " choose another implementation if accelerator.simulation.is_simulated(), or rehearse with --no-compute, where kernels do"
+    " nothing";
+
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static uint64_t refusals;
+static char text[TEXT_SIZE]; /* of the first launch whose error is pending */
+static _Atomic int *counter; /* of the runtime in use, which the pending error raises, so that ops look for it */
+static _Atomic int *raised;  /* the counter that it has raised, or NULL */
+
+static void attend(void)
+{
+    if (raised)
+        (*raised)--;
+    raised = pending_refusal != 0 ? counter : NULL;
+    if (raised)
+        (*raised)++;
+}
+
+void refusal_raises(_Atomic int *attention)
+{
+    pthread_mutex_lock(&lock);
+    counter = attention;
+    attend();
+    pthread_mutex_unlock(&lock);
+}
+
+int refuse_launch(const char *kernel, const char *reason, bool is_reported)
+{
+    if (!reason)
+        reason = default_reason;
+    if (!is_reported)
+        fprintf(stderr, "kernel %s is not simulated: %s\n", kernel, reason);
+    pthread_mutex_lock(&lock);
+    if (pending_refusal == 0) {
+        snprintf(text, sizeof text, "kernel %s is not simulated: %s", kernel, reason);
+        pending_refusal = ++refusals;
+        attend();
+    }
+    pthread_mutex_unlock(&lock);
+    return ERROR_NOT_SUPPORTED;
+}
+
+bool read_refusal(char *target, size_t size)
+{
+    pthread_mutex_lock(&lock);
+    const bool is_pending = pending_refusal != 0;
+    if (is_pending && size > 0)
+        snprintf(target, size, "%s", text);
+    pending_refusal = 0;
+    attend();
+    pthread_mutex_unlock(&lock);
+    return is_pending;
+}

@@ -1,0 +1,61 @@
+/* libcuda.so.1: streams. They belong to the CUDA runtime. */
+#include "driver.h"
+
+static CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    *functions = find_runtime();
+    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
+SIM_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->create_stream(stream, flags, 0);
+}
+
+SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->create_stream(stream, flags, priority);
+}
+
+SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->destroy_stream(stream);
+}
+
+SIM_EXPORT CUresult cuStreamQuery(CUstream stream)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->query_stream(stream);
+}
+
+SIM_EXPORT CUresult cuStreamSynchronize(CUstream stream)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->synchronize_stream(stream);
+}
+
+SIM_EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return functions->is_capturing(stream, status);
+}
+
+SIM_EXPORT CUresult cuCtxGetStreamPriorityRange(int *least, int *greatest)
+{
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (least)
+        *least = 0;
+    if (greatest)
+        *greatest = -5;
+    return SUCCESS;
+}

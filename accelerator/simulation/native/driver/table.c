@@ -1,0 +1,50 @@
+/* libcuda.so.1: the table of functions for the runtime. */
+#include "driver.h"
+
+#include "api.h"
+
+static int has_injections(void)
+{
+    sim_config();
+    return sim_error_rules != 0;
+}
+
+SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
+{
+    static const struct sim_driver table = {
+        .cuInit = cuInit,
+        .cuDriverGetVersion = cuDriverGetVersion,
+        .cuDeviceGetCount = cuDeviceGetCount,
+        .cuDeviceGetAttribute = cuDeviceGetAttribute,
+        .cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain,
+        .cuCtxSetCurrent = cuCtxSetCurrent,
+        .cuMemAlloc = cuMemAlloc_v2,
+        .cuMemAllocManaged = cuMemAllocManaged,
+        .cuMemFree = cuMemFree_v2,
+        .cuMemHostAlloc = cuMemHostAlloc,
+        .cuMemFreeHost = cuMemFreeHost,
+        .cuMemHostRegister = cuMemHostRegister_v2,
+        .cuMemHostUnregister = cuMemHostUnregister,
+        .cuMemGetInfo = cuMemGetInfo_v2,
+        .cuGetProcAddress = cuGetProcAddress_v2,
+        .devices = devices,
+        .current = current_context,
+        .find_memory = find_memory,
+        .is_valid_range = is_valid_range,
+        .set_pool = set_pool,
+        .set_idle = set_idle,
+        .free_idle = free_idle,
+        .fill_with_zeros = accelerator_simulation_zero,
+        .use_runtime = use_runtime,
+        .export_memory = export_memory,
+        .import_memory = import_memory,
+        .close_imported = close_imported,
+        .pending_refusal = &pending_refusal,
+        .refuse_launch = refuse_launch,
+        .read_refusal = read_refusal,
+        .injected = sim_find_injected,
+        .has_injections = has_injections,
+        .log = sim_log,
+    };
+    return &table;
+}

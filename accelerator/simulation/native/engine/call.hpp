@@ -1,0 +1,360 @@
+// The way of an op like `x + 1`: its CUDA tensors are replaced by CPU aliases, the CPU's kernel runs, and its results become CUDA
+// tensors. Calls that this file does not handle run in Python.
+#pragma once
+
+#include "attention.hpp"
+#include "interface/op_rules.h"
+#include "races.hpp"
+
+#include <c10/core/impl/LocalDispatchKeySet.h>
+#include <c10/util/SmallVector.h>
+
+#include <optional>
+
+namespace engine {
+
+enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
+
+constexpr auto PYTHON_KEY = DispatchKey::PrivateUse2; // no device has it
+constexpr DispatchKeySet PYTHON_KEYS(PYTHON_KEY);
+
+// What a look at the arguments tells about a call.
+struct Look {
+    TensorImpl* first = nullptr; // the first CUDA tensor
+    c10::DeviceIndex device = -1;
+    bool lacks_workspace = false;
+};
+
+// The kernel of one op.
+class Kernel final : public c10::OperatorKernel {
+public:
+    explicit Kernel(const c10::FunctionSchema& schema);
+
+    void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack)
+    {
+        if (C10_UNLIKELY(races != nullptr))
+            call_with_races(op, stack);
+        else
+            call(op, stack);
+    }
+
+    void call(const c10::OperatorHandle& op, Stack* stack)
+    {
+        Look look;
+        if (C10_LIKELY(run(op, stack, look)))
+            return;
+        op.redispatchBoxed(PYTHON_KEYS, stack);
+        if (look.lacks_workspace)
+            workspaces.add(look.device);
+    }
+
+    void set_race_flags(uint32_t flags)
+    {
+        race_flags_ = flags;
+    }
+
+    // From then on this kernel handles the usual calls.
+    void describe(const op_rules& rules)
+    {
+        rules_ = rules;
+        is_described_.store(true, std::memory_order_release);
+    }
+
+private:
+    bool run(const c10::OperatorHandle& op, Stack* stack, Look& look);
+    bool look_at(TensorImpl* tensor, size_t index, Look& look) const;
+    bool look_at_tensors(const Stack& stack, Look& look) const;
+    bool is_usual(const Stack& stack, Look& look) const;
+    bool has_integer_indices(const Stack& stack) const;
+    bool is_transfer(const Stack& stack) const;
+    bool clear(const Stack& stack) const;
+    void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
+    void call_with_races(const c10::OperatorHandle& op, Stack* stack);
+    void add_arguments(const Stack& stack, RaceScope& scope) const;
+
+    const c10::IValue& argument(const Stack& stack, size_t position) const
+    {
+        return stack[stack.size() - argument_count_ + position];
+    }
+
+    std::atomic<bool> is_described_{false};
+    op_rules rules_{};
+    std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
+    std::vector<bool> writes_;                         // whether the op writes each of them
+    std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
+    bool makes_results_ = false;                       // whether one of them is new
+    std::string name_;
+    uint32_t race_flags_ = 0;
+    size_t argument_count_;
+    std::optional<Composition> composition_; // in place of the CPU's kernel
+};
+
+inline Kernel::Kernel(const c10::FunctionSchema& schema)
+    : name_(schema.name()), argument_count_(schema.arguments().size()), composition_(find_composition(schema.name()))
+{
+    const auto kind_of = [](const c10::TypePtr& type) {
+        using c10::TypeKind;
+        auto inner = type;
+        if (auto optional = inner->cast<c10::OptionalType>())
+            inner = optional->getElementType();
+        if (inner->kind() == TypeKind::TensorType)
+            return Kind::TENSOR;
+        if (auto list = inner->cast<c10::ListType>()) {
+            if (list->getElementType()->kind() == TypeKind::TensorType)
+                return Kind::TENSOR_LIST;
+            if (auto optional = list->getElementType()->cast<c10::OptionalType>())
+                return optional->getElementType()->kind() == TypeKind::TensorType ? Kind::OPTIONAL_TENSOR_LIST : Kind::OTHER;
+        }
+        return inner->kind() == TypeKind::GeneratorType ? Kind::GENERATOR
+               : inner->kind() == TypeKind::DeviceObjType ? Kind::DEVICE
+                                                          : Kind::OTHER;
+    };
+    const auto& arguments = schema.arguments();
+    for (size_t position = 0; position < arguments.size(); position++) {
+        const Kind kind = kind_of(arguments[position].real_type());
+        if (kind == Kind::OTHER)
+            continue;
+        arguments_.emplace_back(position, kind);
+        const auto* alias = arguments[position].alias_info();
+        writes_.push_back(alias && alias->isWrite());
+    }
+    for (const auto& result : schema.returns()) {
+        int32_t source = -1;
+        const auto* alias = result.alias_info();
+        for (size_t position = 0; alias && source < 0 && position < arguments.size(); position++) {
+            const auto* other = arguments[position].alias_info();
+            if (other && other->isWrite() && other->beforeSets() == alias->beforeSets())
+                source = int32_t(position);
+        }
+        returns_.push_back(source);
+        makes_results_ |= source < 0;
+    }
+}
+
+// Returns whether a tensor, one of the arguments by index, is usual, and takes the device from a CUDA tensor.
+inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
+{
+    if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
+        const auto device = tensor->device().index();
+        if (look.first == nullptr) {
+            look.first = tensor;
+            look.device = device;
+            if ((rules_.python_dtypes >> uint8_t(c10::typeMetaToScalarType(tensor->dtype()))) & 1)
+                return false;
+        } else if (C10_UNLIKELY(look.device != device)) {
+            return (rules_.flags & COPIES) != 0;
+        }
+        return true;
+    }
+    if (!has_only(tensor, CPU_KEYS))
+        return tensor == c10::UndefinedTensorImpl::singleton();
+    return tensor->is_wrapped_number() || ((rules_.host_arguments >> arguments_[index].first) & 1) ||
+           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS) && !writes_[index]);
+}
+
+inline bool Kernel::look_at_tensors(const Stack& stack, Look& look) const
+{
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
+        const c10::IValue& value = argument(stack, position);
+        if (kind == Kind::TENSOR) {
+            if (value.isTensor() && !look_at(value.unsafeToTensorImpl(), i, look))
+                return false;
+        } else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList()) {
+            for (const c10::IValue& item : value.toListRef())
+                if (item.isTensor() && !look_at(item.unsafeToTensorImpl(), i, look))
+                    return false;
+        }
+    }
+    return look.first != nullptr;
+}
+
+// Returns whether no index is a mask, which becomes indices whose number the host reads, or is on the host.
+inline bool Kernel::has_integer_indices(const Stack& stack) const
+{
+    for (const auto& [position, kind] : arguments_) {
+        if (kind != Kind::OPTIONAL_TENSOR_LIST)
+            continue;
+        for (const c10::IValue& item : argument(stack, position).toListRef())
+            if (item.isTensor()) {
+                const auto* index = item.unsafeToTensorImpl();
+                if (index == c10::UndefinedTensorImpl::singleton())
+                    continue;
+                const auto dtype = c10::typeMetaToScalarType(index->dtype());
+                if (index->device().is_cpu() || dtype == c10::ScalarType::Bool || dtype == c10::ScalarType::Byte)
+                    return false;
+            }
+    }
+    return true;
+}
+
+// Returns whether this file handles a call of the op on the current stream.
+inline bool Kernel::is_usual(const Stack& stack, Look& look) const
+{
+    if (!is_current_stream_free(look.device))
+        return false;
+    const uint32_t flags = rules_.flags;
+    if (rules_.selecting_argument >= 0) {
+        const c10::IValue& value = argument(stack, size_t(rules_.selecting_argument));
+        if (flags & NEEDS_INPUT_DTYPE) {
+            if (!value.isInt() || value.toInt() != int64_t(c10::typeMetaToScalarType(look.first->dtype())))
+                return false;
+        } else if (!value.isBool() || value.toBool() == (rules_.python_value != 0)) {
+            return false;
+        }
+    }
+    if (composition_ && !composition_->handles(&argument(stack, 0)))
+        return false;
+    if (rules_.counted_argument >= 0 &&
+        argument(stack, size_t(rules_.counted_argument)).toTensor().numel() > rules_.maximum_count)
+        return false;
+    if ((flags & HAS_ALERT) && at::globalContext().deterministicAlgorithms())
+        return false;
+    if ((flags & READS_INDICES) && !has_integer_indices(stack))
+        return false;
+    if ((flags & HAS_WORKSPACE) && !workspaces.has(look.device)) {
+        look.lacks_workspace = true;
+        return false;
+    }
+    return true;
+}
+
+inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
+{
+    if (!is_described_.load(std::memory_order_acquire) || is_forked.load(std::memory_order_relaxed))
+        return false;
+    if (!look_at_tensors(*stack, look) || !is_usual(*stack, look))
+        return false;
+    if (rules_.flags & WAITS) // torch's own wait, for set_sync_debug_mode and the trace of synchronizations
+        cuda().synchronizeStream(cuda().getStream(c10::Device(c10::kCUDA, look.device)));
+    if ((rules_.flags & COPIES) && is_transfer(*stack))
+        op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
+    else if (!(rules_.flags & CLEARS) || !clear(*stack))
+        compute(op, stack, look);
+    return true;
+}
+
+// Returns whether a copy is torch's own: to or from the host, or of bytes in their order to another device.
+inline bool Kernel::is_transfer(const Stack& stack) const
+{
+    const at::Tensor& target = argument(stack, 0).toTensor();
+    const at::Tensor& source = argument(stack, 1).toTensor();
+    if (target.device() == source.device())
+        return false;
+    return !target.is_cuda() || !source.is_cuda() ||
+           (target.dtype() == source.dtype() && target.sizes() == source.sizes() && target.is_contiguous() &&
+            source.is_contiguous());
+}
+
+// Clears much memory through the driver, which releases whole pages: a simulated GPU may have more memory than the host.
+inline bool Kernel::clear(const Stack& stack) const
+{
+    constexpr size_t MANY_BYTES = 1 << 20; // for fewer bytes the driver releases no pages
+    const at::Tensor& tensor = argument(stack, 0).toTensor();
+    if (tensor.nbytes() < MANY_BYTES || !tensor.is_contiguous())
+        return false;
+    runtime->clear_memory(tensor.mutable_data_ptr(), tensor.nbytes());
+    return true;
+}
+
+inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const Look& look)
+{
+    const c10::Device device(c10::kCUDA, look.device);
+    const size_t base = stack->size() - argument_count_;
+    const bool allocates = makes_results_ || rules_.out_arguments != 0;
+    std::optional<DeviceScope> scope;
+    if (allocates)
+        scope.emplace(device);
+    // The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
+    const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
+
+    SavedState state;
+    Draws draws;
+    c10::SmallVector<c10::IValue, 8> originals(arguments_.size());
+    const uint64_t signature = allocates ? sign(&argument(*stack, 0), argument_count_) : 0;
+    ResizableAliases resizable;
+    const auto to_cpu = [&](const c10::IValue& value) -> at::Tensor {
+        auto* const tensor = value.unsafeToTensorImpl();
+        if (!tensor->key_set().has(DispatchKey::CUDA)) // a CPU tensor or an undefined one
+            return value.toTensor();
+        if (rules_.out_arguments == 0)
+            if (auto alias = make_alias(tensor))
+                return at::Tensor(std::move(alias));
+        return at::Tensor(resizable.alias(tensor));
+    };
+    for (size_t i = 0; i < arguments_.size(); i++) {
+        const auto [position, kind] = arguments_[i];
+        c10::IValue& value = (*stack)[base + position];
+        if (value.isNone() && kind != Kind::GENERATOR)
+            continue;
+        originals[i] = std::move(value);
+        const c10::IValue& original = originals[i];
+        switch (kind) {
+        case Kind::TENSOR:
+            value = original.isTensor() ? c10::IValue(to_cpu(original)) : original;
+            if (((rules_.state_arguments >> position) & 1) && original.isTensor() && original.toTensor().defined())
+                state.save(value.toTensor());
+            break;
+        case Kind::TENSOR_LIST: {
+            c10::List<at::Tensor> list;
+            list.reserve(original.toListRef().size());
+            for (const c10::IValue& item : original.toListRef())
+                list.push_back(to_cpu(item));
+            value = std::move(list);
+            break;
+        }
+        case Kind::OPTIONAL_TENSOR_LIST: {
+            c10::List<std::optional<at::Tensor>> list;
+            list.reserve(original.toListRef().size());
+            for (const c10::IValue& item : original.toListRef())
+                list.push_back(item.isTensor() ? std::optional(to_cpu(item)) : std::nullopt);
+            value = std::move(list);
+            break;
+        }
+        case Kind::GENERATOR:
+            value = rules_.flags & DRAWS ? c10::IValue(draws.draw(cuda_generator(original, device))) : original;
+            break;
+        case Kind::DEVICE:
+            value = c10::Device(c10::kCPU);
+            break;
+        case Kind::OTHER:
+            break;
+        }
+    }
+
+    Route route(this, signature);
+    if (composition_) {
+        auto results = composition_->compute(&(*stack)[base]);
+        torch::jit::drop(*stack, argument_count_);
+        std::move(results.begin(), results.end(), std::back_inserter(*stack));
+    } else {
+        op.redispatchBoxed(CPU_KEYS, stack);
+    }
+    if (rules_.out_arguments != 0)
+        resizable.write_back(route);
+    const bool keeps_storage = rules_.flags & KEEPS_STORAGE;
+    const size_t first = stack->size() - returns_.size();
+    for (size_t i = 0; i < returns_.size(); i++) {
+        c10::IValue& value = (*stack)[first + i];
+        if (returns_[i] >= 0) {
+            for (size_t k = 0; k < arguments_.size(); k++)
+                if (int32_t(arguments_[k].first) == returns_[i])
+                    value = std::move(originals[k]);
+        } else if (value.isTensor()) {
+            value = adopt(std::move(value).toTensor(), device, route, keeps_storage);
+        } else if (value.isTensorList()) {
+            c10::List<at::Tensor> list;
+            for (at::Tensor result : value.toTensorVector())
+                list.push_back(adopt(std::move(result), device, route, keeps_storage));
+            value = std::move(list);
+        }
+    }
+    route.learn();
+    state.discard();
+    draws.keep();
+    if (rules_.flags & COUNTS_VERSIONS)
+        for (const c10::IValue& item : originals.front().toListRef())
+            item.unsafeToTensorImpl()->bump_version();
+}
+
+} // namespace engine

@@ -1,0 +1,122 @@
+/* The functions of the simulated driver that the simulated runtime calls. The driver owns devices, contexts and memory.
+ *
+ * libcuda.so.1 exports accelerator_sim_driver(), which returns a pointer to this table. The runtime treats a driver
+ * without that symbol as missing. A function named after a driver entry point is that entry point. */
+#ifndef ACCELERATOR_SIM_DRIVER_TABLE_H
+#define ACCELERATOR_SIM_DRIVER_TABLE_H
+
+#include <stdatomic.h>
+#include <stdbool.h>
+#include <stddef.h>
+#include <stdint.h>
+
+#define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
+
+enum {
+    SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */
+    SIM_WARP_SIZE = 32,
+    SIM_MAX_THREADS_PER_BLOCK = 1024,
+    SIM_THREADS_PER_PROCESSOR = 2048,
+};
+
+/* One CUDA device: a GPU or a MIG instance. Constant after cuInit, except for the atomics. */
+struct sim_device {
+    int ordinal;
+    int gpu, instance; /* physical */
+    char name[256];
+    unsigned char uuid[16];
+    uint64_t memory;
+    int major, minor;
+    int processors; /* streaming multiprocessors */
+    unsigned pci_domain, pci_bus;
+    _Atomic int context_users; /* references to the primary context, which is active if there are any */
+    _Atomic unsigned context_flags;
+    _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
+};
+
+enum sim_memory_type {
+    SIM_DEVICE_MEMORY,
+    SIM_MANAGED_MEMORY,
+    SIM_MAPPED_MEMORY,   /* by cuMemMap */
+    SIM_IMPORTED_MEMORY, /* exported by another process */
+    SIM_PINNED_MEMORY,
+    SIM_REGISTERED_MEMORY, /* the caller's host memory, pinned in place */
+};
+
+struct sim_memory {
+    enum sim_memory_type type;
+    char *base;
+    size_t size;
+    int device;
+    uint64_t id;
+    void *pool; /* the pool it was allocated from, or NULL */
+    bool is_idle; /* freed, and kept by its pool */
+};
+
+static inline bool sim_is_on_host(const struct sim_memory *memory)
+{
+    return memory->type == SIM_PINNED_MEMORY || memory->type == SIM_REGISTERED_MEMORY;
+}
+
+struct sim_ipc_handle {
+    char bytes[64];
+};
+
+/* The functions of the runtime that the driver calls: the runtime owns the streams. */
+struct sim_runtime {
+    int (*create_stream)(void **stream, unsigned flags, int priority);
+    int (*destroy_stream)(void *stream);
+    int (*query_stream)(void *stream);
+    int (*synchronize_stream)(void *stream);
+    int (*is_capturing)(void *stream, int *status);
+    int (*wait_for_pending_on_device)(int ordinal);
+    int (*wait_for_pending_on_stream)(void *stream);
+    int (*free_to_pool)(const struct sim_memory *memory);
+    _Atomic int *attention; /* not zero if ops must look before they compute */
+};
+
+struct sim_driver {
+    int (*cuInit)(unsigned flags);
+    int (*cuDriverGetVersion)(int *version);
+    int (*cuDeviceGetCount)(int *count);
+    int (*cuDeviceGetAttribute)(int *value, int attribute, int ordinal);
+    int (*cuDevicePrimaryCtxRetain)(struct sim_device **context, int ordinal);
+    int (*cuCtxSetCurrent)(struct sim_device *context);
+    int (*cuMemAlloc)(uintptr_t *address, size_t size);
+    int (*cuMemAllocManaged)(uintptr_t *address, size_t size, unsigned flags);
+    int (*cuMemFree)(uintptr_t address);
+    int (*cuMemHostAlloc)(void **address, size_t size, unsigned flags);
+    int (*cuMemFreeHost)(void *address);
+    int (*cuMemHostRegister)(void *address, size_t size, unsigned flags);
+    int (*cuMemHostUnregister)(void *address);
+    int (*cuMemGetInfo)(size_t *free, size_t *total);
+    int (*cuGetProcAddress)(const char *name, void **function, int version, uint64_t flags, int *status);
+
+    struct sim_device *devices;
+    struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
+
+    /* Finds the memory that holds `address`; returns 0 if CUDA does not know it. */
+    int (*find_memory)(const void *address, struct sim_memory *memory);
+    /* Whether a copy may use the range: memory that CUDA knows, within its bounds, or mapped host memory. */
+    int (*is_valid_range)(const void *address, size_t size);
+    void (*set_pool)(void *address, void *pool);
+    /* Marks a block of a pool as idle or in use. Returns false if it was so already. */
+    bool (*set_idle)(void *address, bool is_idle);
+    int (*free_idle)(void *address);
+    void (*fill_with_zeros)(void *address, size_t size);
+    void (*use_runtime)(const struct sim_runtime *runtime);
+
+    int (*export_memory)(const void *address, struct sim_ipc_handle *handle);
+    int (*import_memory)(const struct sim_ipc_handle *handle, void **address);
+    int (*close_imported)(void *address);
+
+    _Atomic uint64_t *pending_refusal;
+    int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
+    bool (*read_refusal)(char *text, size_t size);
+
+    int (*injected)(const char *function, int physical_gpu);
+    int (*has_injections)(void);
+    void (*log)(const char *format, ...);
+};
+
+#endif

@@ -1,0 +1,56 @@
+/* What the files of the simulated NVML share: result codes, handles, and the first calls of every function.
+ *
+ * NVML lists every GPU, whatever CUDA_VISIBLE_DEVICES is. A handle is an address that encodes a GPU or one of its MIG
+ * instances. It is valid as long as the process, and needs no table and no lock. */
+#ifndef ACCELERATOR_SIM_NVML_H
+#define ACCELERATOR_SIM_NVML_H
+
+#include <stdbool.h>
+
+#include "common/config.h"
+#include "common/errors.h"
+#include "interface/nvml_types.h"
+
+enum { NVML_MAX_MIG_DEVICES = SIM_MAX_INSTANCES, NVML_FIRST_MIG_MAJOR = 8 };
+
+typedef const struct nvml_anchor *nvml_handle;
+
+struct nvml_device {
+    int gpu;
+    int instance; /* SIM_WHOLE_GPU or the number of a MIG instance */
+};
+
+nvml_handle nvml_encode(int gpu, int instance);
+bool nvml_decode(nvml_handle handle, struct nvml_device *device);
+
+/* Every function calls one of these first. They return the error that ends the call: NVML is not initialized in this
+ * process, the arguments are not valid, the handle is not one, or an error is injected. The last two functions are for
+ * calls that concern a GPU or MIG instance, and a GPU only. */
+int nvml_enter(const char *function, bool has_valid_arguments);
+int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
+int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
+
+static inline bool nvml_is_instance(const struct nvml_device *device)
+{
+    return device->instance != SIM_WHOLE_GPU;
+}
+
+static inline const struct sim_gpu *nvml_gpu(const struct nvml_device *device)
+{
+    return &sim_config()->gpus[device->gpu];
+}
+
+static inline bool nvml_has_mig(const struct nvml_device *device)
+{
+    return nvml_gpu(device)->major >= NVML_FIRST_MIG_MAJOR;
+}
+
+/* Copies text into a caller's buffer. */
+int nvml_put_text(const char *text, char *buffer, unsigned size);
+
+struct nvml_pci_info nvml_pci_info(int gpu);
+
+/* topology.c. The number of active NVLinks of a GPU. */
+int nvml_link_count(int gpu);
+
+#endif

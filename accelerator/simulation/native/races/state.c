@@ -1,0 +1,12 @@
+/* Race detection: whether races are reported, and the storages of accessed memory. */
+#include "races.h"
+
+pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER;
+bool races_are_reported, races_are_raised;
+const struct race_runtime *race_runtime;
+const struct race_storages *race_storages;
+
+EXPORT int accelerator_simulation_races(void)
+{
+    return races_are_reported;
+}

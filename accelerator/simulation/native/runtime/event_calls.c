@@ -1,0 +1,155 @@
+/* The CUDA runtime: calls for events. */
+#include "runtime.h"
+
+static int64_t reached_at(const struct stream *stream)
+{
+    int64_t time = now();
+    return stream->idle_at > time ? stream->idle_at : time;
+}
+
+static cudaError_t record(struct stream *stream, const struct work *work)
+{
+    IF_RACES(race_hooks->at_record(&stream->races, &work->event->races));
+    *work->event->time = reached_at(stream);
+    work->event->refusal = *driver->pending_refusal;
+    return SUCCESS;
+}
+
+static cudaError_t wait_for_event(struct stream *stream, const struct work *work)
+{
+    IF_RACES(race_hooks->at_wait(&stream->races, &work->event->races));
+    if (*work->event->time > stream->idle_at)
+        delay_stream(stream, *work->event->time);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaEventCreateWithFlags(struct event **handle, unsigned flags)
+{
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    if (!handle || (flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS)) ||
+        ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING)))
+        return fail(ERROR_INVALID_VALUE);
+    *handle = new_event(device->ordinal, flags);
+    return finish(*handle ? SUCCESS : ERROR_OUT_OF_MEMORY);
+}
+
+EXPORT cudaError_t cudaEventCreate(struct event **handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaEventCreateWithFlags(handle, 0);
+}
+
+EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, unsigned flags)
+{
+    enum { EXTERNAL = 1 };
+    static const struct work_type recording = {.node = "EVENT_RECORD", .run = record, .prepare = record_pending};
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
+    struct event *event = find_event(handle);
+    if (!event || event->device != stream->device)
+        return fail(ERROR_INVALID_HANDLE);
+    if (stream->capture && !(flags & EXTERNAL))
+        return finish(capture_event(stream, event));
+    event->capture_id = 0;
+    return finish(submit(stream, &(struct work){.type = &recording, .event = event}));
+}
+
+EXPORT cudaError_t cudaEventRecord(void *handle, void *stream_handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaEventRecordWithFlags(handle, stream_handle, 0);
+}
+
+EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigned flags)
+{
+    enum { EXTERNAL = 1 };
+    static const struct work_type waiting = {.node = "EVENT_WAIT", .run = wait_for_event, .prepare = add_pending_of_event};
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    struct event *event = find_event(event_handle);
+    if (!event)
+        return fail(ERROR_INVALID_HANDLE);
+    if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
+        return finish(capture_wait(stream, event));
+    return finish(submit(stream, &(struct work){.type = &waiting, .event = event}));
+}
+
+/* Enters a call that waits for an event or queries it. An event has a context of its own, so that the call makes none on
+ * the current device: torch's watchdog thread queries events of any device. */
+static cudaError_t enter_event(const char *function, void *handle, struct event **event)
+{
+    RETURN_IF_ERROR(enter(function));
+    *event = find_event(handle);
+    if (!*event)
+        return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(unsafe_call());
+    return finish(refuse_captured_event(*event));
+}
+
+static bool is_reached(const struct event *event)
+{
+    return event->pending.count == 0 && (*event->time == 0 || *event->time <= now());
+}
+
+/* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
+ * queries those of collectives, and would end the process before the program reads the error. */
+static cudaError_t unless_refused_before(const struct event *event)
+{
+    return event->refusal == 0 || event->refusal != *driver->pending_refusal ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
+EXPORT cudaError_t cudaEventQuery(void *handle)
+{
+    struct event *event;
+    RETURN_IF_ERROR(enter_event(__func__, handle, &event));
+    bool is_ready = is_reached(event);
+    if (is_ready)
+        IF_RACES(is_ready = !race_hooks->delays_event(&event->races, __builtin_return_address(0)));
+    return finish(is_ready ? unless_refused_before(event) : ERROR_NOT_READY);
+}
+
+EXPORT cudaError_t cudaEventSynchronize(void *handle)
+{
+    struct event *event;
+    RETURN_IF_ERROR(enter_event(__func__, handle, &event));
+    RETURN_IF_ERROR(finish(wait_for_pending(&event->pending)));
+    if (!is_reached(event))
+        sleep_until(*event->time);
+    IF_RACES(race_hooks->at_event_wait(&event->races));
+    return finish(unless_refused_before(event));
+}
+
+static bool is_timed(const struct event *event)
+{
+    return !(event->flags & DISABLE_TIMING) && *event->time != 0;
+}
+
+EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle, void *end_handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    struct event *start = find_event(start_handle), *end = find_event(end_handle);
+    if (!milliseconds)
+        return fail(ERROR_INVALID_VALUE);
+    if (!start || !end || start->device != end->device)
+        return fail(ERROR_INVALID_HANDLE);
+    RETURN_IF_ERROR(finish(refuse_captured_event(start)));
+    RETURN_IF_ERROR(finish(refuse_captured_event(end)));
+    if (!is_timed(start) || !is_timed(end))
+        return fail(ERROR_INVALID_HANDLE);
+    if (!is_reached(start) || !is_reached(end))
+        return fail(ERROR_NOT_READY);
+    *milliseconds = (float)((double)(*end->time - *start->time) / 1e6);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaEventDestroy(void *handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    struct event *event = find_event(handle);
+    if (!event)
+        return fail(ERROR_INVALID_HANDLE);
+    leave_sharing(event);
+    free_event(event);
+    return SUCCESS;
+}

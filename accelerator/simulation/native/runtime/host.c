@@ -1,0 +1,40 @@
+/* The CUDA runtime: functions of the host that streams call. */
+#include "runtime.h"
+
+static cudaError_t call(struct stream *stream, const struct work *work)
+{
+    struct stream *outer = set_launching_stream(stream);
+    work->host.function(work->host.argument);
+    set_launching_stream(outer);
+    return SUCCESS;
+}
+
+cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work)
+{
+    static const struct work_type waiting = {.node = "HOST", .run = call, .prepare = wait_for_earlier_work};
+    static const struct work_type submitting = {.node = "HOST", .run = call};
+    return submit(stream, &(struct work){.type = submits_work ? &submitting : &waiting, .host = {function, argument}});
+}
+
+EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!function)
+        return fail(ERROR_INVALID_VALUE);
+    return finish(submit_host_function(stream, function, argument, false));
+}
+
+EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
+                                         void *argument, unsigned flags)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!callback || flags != 0)
+        return fail(ERROR_INVALID_VALUE);
+    if (stream->capture)
+        return fail(refuse_captured_stream(stream));
+    RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending)));
+    callback(handle, SUCCESS, argument);
+    return SUCCESS;
+}

@@ -1,0 +1,95 @@
+/* The CUDA runtime: initialization and versions. */
+#include "runtime.h"
+
+#include <pthread.h>
+
+#include "interface/boundary.h"
+
+/* Marks the process as simulated: simulation.is_simulated() searches for this name. */
+EXPORT const char accelerator_simulation[] = "cudart";
+EXPORT const char accelerator_simulation_boundary[] = SIM_BOUNDARY;
+
+enum { NOT_TRIED = -1 };
+
+const struct sim_runtime *runtime_table;
+_Atomic bool is_ready_and_plain;
+
+static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+static int device_count;
+
+_Thread_local int thread_device;
+
+/* Captures under way plus holders of unfinished work, one more while the error of a refused launch is pending, and one more in
+ * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
+_Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
+
+static void disable_after_fork(void)
+{
+    status = ERROR_NOT_INITIALIZED;
+    is_ready_and_plain = false;
+    accelerator_simulation_attention++; /* for ever: kernels that allocate nothing call no function of this library */
+}
+
+static cudaError_t initialize(void)
+{
+    int version;
+    cudaError_t error = load_driver();
+    if (error == SUCCESS)
+        error = driver->cuDriverGetVersion(&version);
+    if (error == SUCCESS && version / 1000 < CUDART)
+        error = ERROR_INSUFFICIENT_DRIVER;
+    if (error == SUCCESS)
+        error = driver->cuInit(0);
+    if (error == SUCCESS)
+        error = driver->cuDeviceGetCount(&device_count);
+    if (error == SUCCESS) {
+        pthread_atfork(NULL, NULL, disable_after_fork);
+        driver->log("cudart");
+        driver->use_runtime(runtime_table);
+        is_ready_and_plain = !driver->has_injections();
+    }
+    return error;
+}
+
+cudaError_t enter_slowly(const char *function)
+{
+    if (status == NOT_TRIED) {
+        pthread_mutex_lock(&lock);
+        if (status == NOT_TRIED)
+            status = initialize();
+        pthread_mutex_unlock(&lock);
+    }
+    if (status != SUCCESS)
+        return status;
+    struct sim_device *device = driver->current();
+    return driver->injected(function, (device ? device : &driver->devices[thread_device])->gpu);
+}
+
+/* For NCCL: both majors are in every process, and streams belong to the one in use. */
+EXPORT bool accelerator_sim_runtime_is_used(void)
+{
+    return status != NOT_TRIED;
+}
+
+int visible_device_count(void)
+{
+    return device_count;
+}
+
+EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
+{
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
+    *version = CUDART == 12 ? 12040 : 13020;
+    return SUCCESS;
+}
+
+/* Initializes nothing. The version is 0 without a driver. */
+EXPORT cudaError_t cudaDriverGetVersion(int *version)
+{
+    if (!version)
+        return fail(ERROR_INVALID_VALUE);
+    *version = 0;
+    return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
+}

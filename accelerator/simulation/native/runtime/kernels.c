@@ -1,0 +1,123 @@
+/* The CUDA runtime: kernels compiled into the program. Only three of them run, and the names of the others are recorded.
+ *
+ * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
+#include "runtime.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/arrays.h"
+#include "common/fork.h"
+#include "interface/settings.h"
+
+/* Libraries register their kernels in any thread, also in a forked child. Guards all tables of this file. */
+RENEWED_LOCK(lock)
+
+/* The kernels that run, by the addresses of their host functions. */
+enum { MAX_SIMULATED_KERNELS = 64 };
+
+static struct simulated_kernel simulated_kernels[MAX_SIMULATED_KERNELS];
+static int simulated_kernel_count;
+
+const struct simulated_kernel *find_simulated_kernel(const void *function)
+{
+    const struct simulated_kernel *found = NULL;
+    pthread_mutex_lock(&lock);
+    for (int i = 0; i < simulated_kernel_count && !found; i++)
+        if (simulated_kernels[i].function == function)
+            found = &simulated_kernels[i];
+    pthread_mutex_unlock(&lock);
+    return found;
+}
+
+bool computes(void)
+{
+    static int is_set = -1;
+    if (is_set < 0) {
+        const char *value = getenv(SETTING_COMPUTE);
+        is_set = value && strcmp(value, "1") == 0;
+    }
+    return is_set;
+}
+
+/* Reads which kernel this is from its mangled name. Returns false for kernels that do not run. */
+static bool recognize(const char *name, struct simulated_kernel *kernel)
+{
+    kernel->checked = nan_check_type(name);
+    kernel->type = kernel->checked           ? &nan_check
+                   : is_barrier_kernel(name) ? &barrier_kernel
+                   : is_spin_kernel(name)    ? &spin_kernel
+                                             : NULL;
+    return kernel->type != NULL;
+}
+
+/* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
+static struct {
+    const void *function;
+    const char *name;
+    bool is_reported; /* each kernel is reported on stderr once */
+} *kernels;
+static size_t kernel_count, kernel_capacity;
+
+static void record_name(const void *function, const char *name)
+{
+    if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
+        return; /* the kernel fails without its name */
+    kernels[kernel_count].function = function;
+    kernels[kernel_count].is_reported = false;
+    kernels[kernel_count++].name = name;
+}
+
+const char *name_to_report(const void *function, bool *is_reported)
+{
+    const char *name = NULL;
+    *is_reported = false;
+    pthread_mutex_lock(&lock);
+    for (size_t i = 0; i < kernel_count && !name; i++)
+        if (kernels[i].function == function) {
+            name = kernels[i].name;
+            *is_reported = kernels[i].is_reported;
+            kernels[i].is_reported = true;
+        }
+    pthread_mutex_unlock(&lock);
+    return name;
+}
+
+EXPORT void **__cudaRegisterFatBinary(void *binary)
+{
+    static void *any_binary;
+    (void)binary;
+    return &any_binary;
+}
+
+EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
+{
+    (void)handle;
+}
+
+EXPORT void __cudaUnregisterFatBinary(void **handle)
+{
+    (void)handle;
+}
+
+EXPORT char __cudaInitModule(void **handle)
+{
+    (void)handle;
+    return 1;
+}
+
+EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *device_function, const char *name,
+                                   int thread_limit, void *thread, void *block, void *block_size, void *grid_size,
+                                   int *warp_size)
+{
+    (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
+        (void)grid_size, (void)warp_size;
+    struct simulated_kernel kernel = {.function = function};
+    bool runs = recognize(name, &kernel);
+    pthread_mutex_lock(&lock);
+    if (runs && simulated_kernel_count < MAX_SIMULATED_KERNELS)
+        simulated_kernels[simulated_kernel_count++] = kernel;
+    else if (computes())
+        record_name(function, name);
+    pthread_mutex_unlock(&lock);
+}

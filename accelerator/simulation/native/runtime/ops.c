@@ -1,0 +1,97 @@
+/* The CUDA runtime: what the kernels of torch's ops call. */
+#include "runtime.h"
+
+#include "common/arrays.h"
+#include "common/fork.h"
+#include "interface/boundary.h"
+
+/* Python loops over this call, so that Ctrl-C works; returns ERROR_NOT_READY when the time is over. */
+EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
+{
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    if (!stream)
+        return ERROR_INVALID_HANDLE;
+    if (stream->capture || stream->pending.count == 0)
+        return stream->capture ? SUCCESS : unless_refused();
+    switch (pending_wait(&stream->pending, milliseconds)) {
+    case PENDING_DONE:
+        return unless_refused();
+    case PENDING_FAILED:
+        return ERROR_LAUNCH_FAILED;
+    default:
+        return ERROR_NOT_READY;
+    }
+}
+
+/* Copies the text of a refused launch whose error is pending, which then is no longer; returns false if there is none. */
+EXPORT int accelerator_simulation_refusal(char *text, size_t size)
+{
+    return driver->read_refusal(text, size);
+}
+
+/* The engine asks this before an op: whether the stream neither captures nor waits for work, and no error is pending. */
+EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
+{
+    struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
+    return stream && !stream->capture && stream->pending.count == 0 && unless_refused() == SUCCESS;
+}
+
+/* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
+static uint64_t *released;
+static size_t released_count, released_capacity;
+RENEWED_LOCK(lock)
+
+static void note_release(const struct work *work)
+{
+    pthread_mutex_lock(&lock);
+    if (array_reserve((void **)&released, &released_capacity, released_count + 1, sizeof *released))
+        released[released_count++] = work->computation.id;
+    pthread_mutex_unlock(&lock);
+}
+
+EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
+{
+    pthread_mutex_lock(&lock);
+    size_t count = released_count < capacity ? released_count : capacity;
+    for (size_t i = 0; i < count; i++)
+        ids[i] = released[--released_count];
+    pthread_mutex_unlock(&lock);
+    return count;
+}
+
+static cudaError_t run(struct stream *stream, const struct work *work)
+{
+    (void)stream;
+    return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
+}
+
+/* Submits a computation to a stream that captures. */
+EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
+{
+    static const struct work_type computation = {
+        .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .release = note_release,
+    };
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!compute)
+        return fail(ERROR_INVALID_VALUE);
+    return finish(submit(stream, &(struct work){.type = &computation, .computation = {compute, id}}));
+}
+
+static void clear_memory(void *address, size_t size)
+{
+    driver->fill_with_zeros(address, size);
+}
+
+EXPORT const struct engine_runtime *accelerator_simulation_engine_runtime(void)
+{
+    static struct engine_runtime table = {
+        .boundary = SIM_BOUNDARY,
+        .attention = &accelerator_simulation_attention,
+        .is_stream_free = accelerator_simulation_is_stream_free,
+        .is_device_memory = is_device_memory,
+        .clear_memory = clear_memory,
+    };
+    IF_RACES(table.races = race_hooks->functions);
+    return &table;
+}

@@ -1,0 +1,69 @@
+/* The CUDA runtime: launches of kernels that do not run.
+ *
+ * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
+ * leave memory uncomputed, so it fails and prints the name of the kernel. */
+#include "runtime.h"
+
+#include <dlfcn.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "common/fork.h"
+
+RENEWED_LOCK(lock)
+
+/* Whether torch has loaded the plug-in with the kernel overrides, and the plug-in's problem with them, or NULL. */
+static bool is_plugin_loaded;
+static char *missing;
+
+EXPORT void accelerator_simulation_plugin_loaded(const char *problem)
+{
+    pthread_mutex_lock(&lock);
+    is_plugin_loaded = true;
+    free(missing);
+    missing = problem ? strdup(problem) : NULL;
+    pthread_mutex_unlock(&lock);
+}
+
+/* Returns why torch did not load the plug-in, if this program uses torch from Python; else NULL. */
+static const char *missing_plugin_reason(char *text, size_t size)
+{
+    if (is_plugin_loaded || !dlopen("libtorch_python.so", RTLD_LAZY | RTLD_NOLOAD))
+        return NULL;
+    const char *autoload = getenv("TORCH_DEVICE_BACKEND_AUTOLOAD"), *path = getenv("PYTHONPATH");
+    const char *problem = "this Python does not search PYTHONPATH, as with -I or -E";
+    char variable[100];
+    if (autoload && strcmp(autoload, "1") != 0) {
+        snprintf(variable, sizeof variable, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'", autoload);
+        problem = variable;
+    } else if (!path || !strstr(path, "/simulation/_plugin")) {
+        problem = "PYTHONPATH lacks the plug-in's folder";
+    }
+    snprintf(text, size, "torch did not load the plug-in with the simulated kernels: %s", problem);
+    return text;
+}
+
+static char *demangle(const char *name)
+{
+    void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
+    char *(*function)(const char *, char *, size_t *, int *) =
+        (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);
+    int status;
+    return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
+}
+
+cudaError_t refuse_kernel(const void *function)
+{
+    char text[300];
+    bool is_reported;
+    const char *name = name_to_report(function, &is_reported);
+    char *readable = name ? demangle(name) : NULL;
+    pthread_mutex_lock(&lock);
+    const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
+    const cudaError_t error =
+        driver->refuse_launch(readable ? readable : name ? name : "without a name", reason, is_reported);
+    pthread_mutex_unlock(&lock);
+    free(readable);
+    return error;
+}

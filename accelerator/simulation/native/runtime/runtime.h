@@ -1,0 +1,290 @@
+/* Internal declarations of libcudart.so.12 and .13. */
+#ifndef ACCELERATOR_SIM_RUNTIME_H
+#define ACCELERATOR_SIM_RUNTIME_H
+
+#include <stdbool.h>
+
+#include "common/clock.h"
+#include "common/errors.h"
+#include "common/memory_file.h"
+#include "interface/cuda_errors.h"
+#include "interface/driver_table.h"
+#include "interface/pending.h"
+#include "interface/race_hooks.h"
+
+#ifndef CUDART
+#error "CUDART is the major version of the runtime to build: 12 or 13"
+#endif
+
+#define EXPORT __attribute__((visibility("default")))
+
+typedef int cudaError_t;
+
+/* hooks.c. Each hook costs one branch while races are not to be found. */
+extern const struct race_hooks *race_hooks; /* or NULL */
+
+#define IF_RACES(call) \
+    do { \
+        if (__builtin_expect(race_hooks != NULL, 0)) \
+            call; \
+    } while (0)
+
+/* driver.c */
+extern const struct sim_driver *driver; /* NULL before load_driver() */
+cudaError_t load_driver(void);
+
+/* errors.c */
+cudaError_t fail(cudaError_t error);
+
+/* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
+static inline cudaError_t finish(cudaError_t error)
+{
+    return __builtin_expect(error == SUCCESS, 1) ? SUCCESS : fail(error);
+}
+
+/* initialization.c */
+extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
+extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
+extern _Atomic int accelerator_simulation_attention;
+extern _Thread_local int thread_device; /* the device that the thread has chosen */
+
+cudaError_t enter_slowly(const char *function);
+int visible_device_count(void);
+
+/* current.c */
+cudaError_t make_context(struct sim_device **device);
+int chosen_device(void);
+
+/* Every entry point first calls enter() or enter_context(), and returns their error if there is one. enter_context()
+ * creates a context if the thread has none, and sets `device` to the context's device unless `device` is NULL. */
+static inline cudaError_t enter(const char *function)
+{
+    return __builtin_expect(is_ready_and_plain, 1) ? SUCCESS : finish(enter_slowly(function));
+}
+
+static inline cudaError_t enter_context(const char *function, struct sim_device **device)
+{
+    RETURN_IF_ERROR(enter(function));
+    struct sim_device *current = driver->current();
+    if (__builtin_expect(!current, 0))
+        RETURN_IF_ERROR(finish(make_context(&current)));
+    if (device)
+        *device = current;
+    return SUCCESS;
+}
+
+/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read. */
+static inline cudaError_t unless_refused(void)
+{
+    return __builtin_expect(*driver->pending_refusal == 0, 1) ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
+/* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
+ * finish. NCCL's work is the exception (pending.h). */
+struct capture;
+
+struct stream {
+    uint32_t magic;
+    int device;
+    int priority;
+    _Atomic int64_t idle_at; /* CLOCK_MONOTONIC in nanoseconds; 0 if no work has taken time */
+    struct pending pending;
+    _Atomic(struct capture *) capture;
+    struct stream *next;     /* in the list of the capture's streams, or of free streams */
+    unsigned captured_count; /* number of pieces of work that were captured from this stream */
+    bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
+    struct race_stream races;
+};
+
+struct stream *find_stream(void *handle, const struct sim_device *device);
+/* Enters a call like enter_context(), and finds the stream or returns an error. */
+cudaError_t enter_stream(const char *function, void *handle, struct stream **stream);
+struct stream *new_stream(int device, int priority, bool is_blocking);
+void free_stream(struct stream *stream);
+bool is_default_stream(const struct stream *stream);
+void delay_stream(struct stream *stream, int64_t until);
+
+/* events.c */
+struct event {
+    uint32_t magic;
+    int device;
+    unsigned flags;
+    /* When the event is reached, 0 if never recorded. `time` points to own_time; after an export, to shared memory. */
+    _Atomic int64_t own_time, *time;
+    struct memory_file file; /* the shared memory of an exported event */
+    uint64_t id;             /* what the file contains while the event exists */
+    struct pending pending;
+    _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
+    struct stream *captured_on;
+    unsigned captured_count; /* of `captured_on`, when the event was recorded */
+    struct event *next;      /* in the list of free events */
+    _Atomic uint64_t refusal; /* that was pending when it was recorded, or 0 */
+    struct race_event races;
+};
+
+enum { BLOCKING_SYNC = 1, DISABLE_TIMING = 2, INTERPROCESS = 4 }; /* flags */
+
+struct event *find_event(void *handle);
+struct event *new_event(int device, unsigned flags);
+void free_event(struct event *event);
+
+/* event_sharing.c */
+void leave_sharing(struct event *event);
+
+/* One piece of work. It is done at once, or added to a graph and done at each launch of the graph. */
+struct work {
+    const struct work_type *type;
+    union {
+        struct {
+            int64_t duration;
+        } kernel;
+        struct {
+            const struct float_type *type;
+            const char *data;
+            size_t count;
+        } nan_check;
+        struct {
+            _Atomic int32_t *value;
+            uint64_t timeout_ms;
+        } barrier;
+        struct copy copy;
+        struct {
+            char *target;
+            int value;
+            size_t size;
+        } fill;
+        struct {
+            void (*function)(void *argument);
+            void *argument;
+        } host;
+        struct {
+            bool (*compute)(uint64_t id);
+            uint64_t id;
+        } computation;
+        struct event *event;
+    };
+};
+
+/* What a kind of work does. Each is defined beside the calls that submit it. */
+struct work_type {
+    const char *node; /* the kind of a graph's node */
+    cudaError_t (*run)(struct stream *stream, const struct work *work);
+    /* Called before run() while unfinished work is pending, or NULL: work that only submits other work does not wait. */
+    cudaError_t (*prepare)(struct stream *stream, const struct work *work);
+    void (*release)(const struct work *work); /* called when a graph with the work is destroyed, or NULL */
+};
+
+/* pending.c */
+extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
+
+/* These six are in the table that pending.h declares. */
+uint64_t pending_submit(struct pending_queue *queue, int device, void *const *handles, size_t count, struct pending *before,
+                        int64_t *not_before);
+enum pending_status pending_wait(struct pending *pending, int milliseconds);
+void pending_interrupt(void);
+void pending_clear(struct pending *pending);
+void pending_complete(struct pending_queue *queue, uint64_t sequence);
+void pending_fail(struct pending_queue *queue);
+
+cudaError_t wait_for_pending(struct pending *pending);
+cudaError_t wait_for_pending_on_device(int ordinal);
+cudaError_t wait_for_pending_on_stream(void *handle);
+void drop_pending(struct pending *pending);
+cudaError_t record_pending(struct stream *stream, const struct work *work);
+cudaError_t add_pending_of_event(struct stream *stream, const struct work *work);
+cudaError_t wait_for_earlier_work(struct stream *stream, const struct work *work);
+
+/* Sets the stream whose host function the thread runs, and returns the one before. */
+struct stream *set_launching_stream(struct stream *stream);
+
+/* graphs.c. A graph is a chain of nodes. */
+struct node {
+    struct graph *graph;
+    struct node *previous;
+    struct work work;
+};
+
+struct user_object {
+    int references;
+    void *argument;
+    void (*destroy)(void *argument);
+};
+
+/* An instance shares its graph and uses the nodes that existed when it was made. */
+struct graph {
+    int references;
+    struct node **nodes;
+    size_t node_count, node_capacity;
+    struct user_object **objects; /* one entry for each reference */
+    size_t object_count, object_capacity;
+    void *race_world; /* of race detection, or NULL */
+};
+
+struct graph *graph_new(void);
+bool graph_append(struct graph *graph, const struct work *work);
+struct node *graph_last_node(struct graph *graph); /* NULL if the graph is empty */
+size_t graph_retain(struct graph *graph); /* returns the number of nodes */
+void graph_release(struct graph *graph);
+bool graph_add_object(struct graph *graph, struct user_object *object, unsigned count, bool is_moved);
+void release_object(struct user_object *object, int count);
+
+/* capture.c */
+cudaError_t forbid_if_capturing(void);
+/* Returns false if the stream does not capture any more: another thread has just ended the capture. */
+bool capture_work(struct stream *stream, const struct work *work, cudaError_t *error);
+cudaError_t capture_event(struct stream *stream, struct event *event);
+cudaError_t capture_wait(struct stream *stream, struct event *event);
+/* The host cannot query or wait for captured work. If the event or stream is captured, these functions invalidate the
+ * capture and return an error. */
+cudaError_t refuse_captured_event(const struct event *event);
+cudaError_t refuse_captured_stream(struct stream *stream);
+void **captured_race_world(struct stream *stream); /* of the graph that the stream captures, or NULL */
+
+extern _Atomic int active_captures;
+
+/* CUDA forbids potentially unsafe calls during a capture. Their entry points call this function after enter(). */
+static inline cudaError_t unsafe_call(void)
+{
+    return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
+}
+
+/* work.c */
+cudaError_t submit(struct stream *stream, const struct work *work);
+cudaError_t wait_for_stream(struct stream *stream);
+cudaError_t wait_for_device(const struct sim_device *device);
+
+/* host.c. A function that only submits work to the stream starts before pending work ends. */
+cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work);
+
+/* barrier.c, nan.c, spin.c: the kernels that run */
+extern const struct work_type barrier_kernel, nan_check, spin_kernel;
+
+const struct float_type *nan_check_type(const char *kernel); /* the type that a kernel checks, or NULL for others */
+bool is_barrier_kernel(const char *name);
+bool is_spin_kernel(const char *name);
+
+/* kernels.c */
+struct simulated_kernel {
+    const void *function;
+    const struct work_type *type;
+    const struct float_type *checked; /* of a check for NaN */
+};
+
+bool computes(void); /* whether simulated GPUs compute */
+const struct simulated_kernel *find_simulated_kernel(const void *function); /* NULL for a kernel that does not run */
+/* Returns a kernel's name, or NULL if it is unknown, and whether this function was called for the kernel before. */
+const char *name_to_report(const void *function, bool *is_reported);
+
+/* refusal.c */
+cudaError_t refuse_kernel(const void *function);
+
+/* device.c */
+cudaError_t check_device(int ordinal);
+
+/* memory.c */
+int is_device_memory(const void *address);
+
+/* pool.c */
+cudaError_t pool_free(const struct sim_memory *memory);
+
+#endif

@@ -1,0 +1,72 @@
+/* The CUDA runtime: calls for streams. */
+#include "runtime.h"
+
+EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority)
+{
+    enum { LOWEST = 0, HIGHEST = -5, NON_BLOCKING = 1 };
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    if (!handle || flags > NON_BLOCKING)
+        return fail(ERROR_INVALID_VALUE);
+    priority = priority < HIGHEST ? HIGHEST : priority > LOWEST ? LOWEST : priority;
+    struct stream *stream = new_stream(device->ordinal, priority, !(flags & NON_BLOCKING));
+    if (!stream)
+        return fail(ERROR_OUT_OF_MEMORY);
+    *handle = stream;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamCreateWithFlags(struct stream **handle, unsigned flags)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaStreamCreateWithPriority(handle, flags, 0);
+}
+
+EXPORT cudaError_t cudaStreamCreate(struct stream **handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaStreamCreateWithPriority(handle, 0, 0);
+}
+
+EXPORT cudaError_t cudaStreamDestroy(void *handle)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (is_default_stream(stream))
+        return fail(ERROR_INVALID_HANDLE);
+    if (stream->capture)
+        RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
+    drop_pending(&stream->pending);
+    free_stream(stream);
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!priority)
+        return fail(ERROR_INVALID_VALUE);
+    *priority = stream->priority;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamQuery(void *handle)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (stream->capture)
+        return fail(refuse_captured_stream(stream));
+    bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
+    if (!is_busy)
+        IF_RACES(is_busy = race_hooks->delays_stream(&stream->races, __builtin_return_address(0)));
+    return finish(is_busy ? ERROR_NOT_READY : unless_refused());
+}
+
+EXPORT cudaError_t cudaStreamSynchronize(void *handle)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    RETURN_IF_ERROR(finish(wait_for_stream(stream)));
+    return finish(unless_refused());
+}

@@ -1,0 +1,36 @@
+/* The CUDA runtime: the functions that the driver calls. */
+#include "runtime.h"
+
+cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority);
+cudaError_t cudaStreamDestroy(void *handle);
+cudaError_t cudaStreamQuery(void *handle);
+cudaError_t cudaStreamSynchronize(void *handle);
+cudaError_t cudaStreamIsCapturing(void *handle, int *status);
+
+static int create_stream(void **handle, unsigned flags, int priority)
+{
+    return cudaStreamCreateWithPriority((struct stream **)handle, flags, priority);
+}
+
+static const struct sim_runtime table = {
+    .create_stream = create_stream,
+    .destroy_stream = cudaStreamDestroy,
+    .query_stream = cudaStreamQuery,
+    .synchronize_stream = cudaStreamSynchronize,
+    .is_capturing = cudaStreamIsCapturing,
+    .wait_for_pending_on_device = wait_for_pending_on_device,
+    .wait_for_pending_on_stream = wait_for_pending_on_stream,
+    .free_to_pool = pool_free,
+    .attention = &accelerator_simulation_attention,
+};
+
+EXPORT const struct sim_runtime *accelerator_sim_runtime(void)
+{
+    return &table;
+}
+
+/* The initialization hands the table to the driver. */
+__attribute__((constructor)) static void set_table(void)
+{
+    runtime_table = &table;
+}

@@ -1,0 +1,33 @@
+/* The CUDA runtime: work of streams, which is done at once, captured, or waited for. */
+#include "runtime.h"
+
+cudaError_t submit(struct stream *stream, const struct work *work)
+{
+    cudaError_t error;
+    if (__builtin_expect(stream->capture != NULL, 0) && capture_work(stream, work, &error))
+        return error;
+    if (__builtin_expect(waiting_count != 0, 0) && work->type->prepare)
+        RETURN_IF_ERROR(work->type->prepare(stream, work));
+    return work->type->run(stream, work);
+}
+
+cudaError_t wait_for_stream(struct stream *stream)
+{
+    if (stream->capture)
+        return refuse_captured_stream(stream);
+    cudaError_t error = wait_for_pending(&stream->pending);
+    if (error == SUCCESS && stream->idle_at != 0)
+        sleep_until(stream->idle_at);
+    if (error == SUCCESS)
+        IF_RACES(race_hooks->at_stream_wait(&stream->races));
+    return error;
+}
+
+cudaError_t wait_for_device(const struct sim_device *device)
+{
+    RETURN_IF_ERROR(wait_for_pending_on_device(device->ordinal));
+    if (device->busy_until != 0)
+        sleep_until(device->busy_until);
+    IF_RACES(race_hooks->at_device_wait(device->ordinal));
+    return SUCCESS;
+}

@@ -1,0 +1,80 @@
+"""A hook or binding that does not fit the installed torch or Triton: the feature is refused, and no import breaks."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests.support import run, simulated_environment
+from tests.support.simulation import linux_only
+from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+
+pytestmark = [linux_only, needs_cuda_torch]
+
+BREAK = """
+import sys
+import torch
+
+def fail(*_):
+    raise AttributeError("InterpreterBuilder has no create_fabs")
+
+sys.modules["_accelerator_simulation._compile." + sys.argv[1]].__dict__[sys.argv[2]] = fail
+"""
+USE = """
+import triton
+import triton.language as tl
+
+@triton.jit
+def double(x, size: tl.constexpr):
+    positions = tl.arange(0, size)
+    tl.store(x + positions, tl.load(x + positions) * 2)
+
+x = torch.ones(4, device="cuda")
+torch.optim.SGD([x.requires_grad_()], lr=0.1)
+try:
+    double[(1,)](x.detach(), 4)
+except NotImplementedError as error:
+    print("launch:", error)
+assert torch.compile(lambda x: x + 1, backend="eager")(x).tolist() == [2] * 4
+"""
+
+
+@pytest.mark.slow
+@needs_compiled_code
+def test_unknown_interpreter_refuses_launches_only() -> None:
+    program = BREAK + USE
+    output = run(program, simulated_environment(), "triton_interpreter", "hook_bfloat16", timeout=300)
+    sentence = "not simulated with this triton.runtime.interpreter: AttributeError: InterpreterBuilder has no create_fabs"
+    assert output.startswith("launch: ")
+    assert sentence in output
+
+
+@pytest.mark.slow
+def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
+    program = """
+        x = torch.ones(4, device="cuda")
+        torch.optim.SGD([x.requires_grad_()], lr=0.1)
+        sys.modules["_accelerator_simulation._compile.refusal"].refuse_graphs(torch, "not simulated with this torch")
+        assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2, 2]
+        try:
+            torch.compile(lambda x: x + 1)(x)
+        except Exception as error:
+            print("compiled code is not simulated with this torch" in str(error))
+    """
+    assert run(BREAK + textwrap.dedent(program), simulated_environment(), "dynamo", "hook_trace_rules", timeout=300) == "True\n"
+
+
+def test_missing_bindings_are_all_named() -> None:
+    program = """
+        import torch
+        import importlib, sys
+        del torch._C._get_schema, torch._C._CUDAGraph
+        try:
+            importlib.reload(sys.modules["_accelerator_simulation._kernels.bindings"])
+        except RuntimeError as error:
+            print(error)
+    """
+    output = run(program, simulated_environment())
+    assert " has no torch._C._get_schema, torch._C._CUDAGraph, which simulated GPUs need: use a release of torch" in output
+    assert output.count("\n") == 1

@@ -1,0 +1,822 @@
+"""Tests the pytest plug-in in separate runs of pytest."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import textwrap
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+import pytest
+
+from tests.support import ROOT, plain_environment
+from tests.support.discovery import on_simulated_gpus
+
+PLUGIN = "accelerator.simulation.pytest_plugin"
+
+
+def write(directory: Path, source: str, name: str = "test_it.py") -> Path:
+    path = directory / name
+    path.write_text("from __future__ import annotations\n\n" + textwrap.dedent(source))
+    return path
+
+
+def hide_torch(directory: Path) -> None:
+    """Keep the servers of machines from importing torch, which takes longer than tests that do not use it."""
+    (directory / "conftest.py").write_text("import sys\nsys.modules['torch'] = None\n")
+
+
+def start(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    """Run pytest with the plug-in on the tests of a directory."""
+    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
+    environment = plain_environment(**variables)
+    environment.pop("PYTEST_XDIST_WORKER", None)  # set if xdist runs this test
+    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False)
+
+
+def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
+    """Return the counts of pytest's last line, such as {"passed": 2}."""
+    last = [line for line in done.stdout.splitlines() if re.search(r" in [0-9.]+s", line)]
+    assert last, done.stdout + done.stderr
+    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
+
+
+def results(path: Path) -> list[tuple[str, list[tuple[str, str | None, str]]]]:
+    """Return each test of a JUnit file and its outcome, without times, addresses and process ids."""
+    return [
+        (
+            f"{case.get('classname')}.{case.get('name')}",
+            [(part.tag, part.get("message"), clean(part.text or "")) for part in case],
+        )
+        for case in ET.parse(path).getroot().iter("testcase")
+    ]
+
+
+def clean(text: str) -> str:
+    return re.sub(r"0x[0-9a-f]+|pid \d+", "...", text)
+
+
+EVERY_OUTCOME = """
+    import os, sys, unittest, warnings
+    import pytest
+
+    if "MARKED" in os.environ:
+        pytestmark = pytest.mark.simulated_machine(gpus=2)
+
+    @pytest.fixture(scope="session")
+    def whole():
+        print("session up, pid", os.getpid())
+        yield "whole"
+        print("session down")
+
+    @pytest.fixture(params=["a", "b"])
+    def each(request):
+        yield request.param
+        if request.param == "b":
+            raise RuntimeError("teardown of b")
+
+    @pytest.fixture
+    def failing():
+        print("about to fail")
+        raise ValueError("set-up")
+
+    def test_passes(whole):
+        print("hello")
+
+    @pytest.mark.parametrize("number", [1, 2, 3])
+    def test_fails(number):
+        sys.stderr.write("to stderr\\n")
+        os.write(1, b"to the descriptor\\n")
+        assert number == 2, "not two"
+
+    def test_fixture(each):
+        assert each
+
+    def test_error(failing):
+        pass
+
+    def test_skipped():
+        pytest.skip("no reason")
+
+    @pytest.mark.skip(reason="marked")
+    def test_marked():
+        pass
+
+    @pytest.mark.xfail(reason="known", strict=True)
+    def test_expected():
+        assert 0
+
+    @pytest.mark.xfail(strict=True)
+    def test_unexpected():
+        pass
+
+    def test_properties(record_property):
+        record_property("figure", 7)
+
+    def test_warns():
+        warnings.warn("oh", RuntimeWarning)
+
+    def test_captures(capfd):
+        os.write(1, b"one\\n")
+        assert capfd.readouterr().out == "one\\n"
+
+    class TestOfClass(unittest.TestCase):
+        def setUp(self):
+            self.x = 1
+
+        def test_method(self):
+            self.assertEqual(self.x, 2)
+
+        @unittest.skip("as unittest does")
+        def test_other(self):
+            pass
+"""
+
+
+@on_simulated_gpus
+def test_reports_equal_those_of_a_normal_run(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(tmp_path, EVERY_OUTCOME)
+    normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
+    marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
+    assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
+    assert "session up, pid" in marked.stdout
+    assert results(tmp_path / "marked.xml") == results(tmp_path / "normal.xml")
+    assert marked.returncode == normal.returncode == 1
+    # Compare the order of these lines alone. The marked run tears the session's fixture down with its test, the normal run at
+    # the end, so their other output differs.
+    summary = [
+        line
+        for line in normal.stdout.splitlines()
+        if re.match(r"(FAILED|PASSED|ERROR|SKIPPED|XFAIL|test_it.py:\d+: RuntimeW)", line)
+    ]
+    assert len(summary) > 15
+    assert [line for line in marked.stdout.splitlines() if line in summary] == summary
+    assert "RuntimeWarning: oh" in marked.stdout
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import os, sys
+        import pytest
+        import accelerator as acc
+
+        FIVE = [pytest.param(n, marks=pytest.mark.simulated_machine(n, memory="1GiB")) for n in (1, 2, 3, 4, 5)]
+
+        @pytest.fixture(scope="module")
+        def used():
+            import torch
+            return torch.empty(1000, device="cuda")
+
+        @pytest.mark.parametrize("n", [*FIVE, *FIVE])
+        def test_count(n, used, tmp_path_factory):
+            assert acc.device_count() == n == len(acc.visible_devices())
+            assert acc.is_initialized()
+            assert acc.get_memory_info()[1] == 2**30
+            assert os.environ["ACCELERATOR_SIM_STATE"]
+            (tmp_path_factory.getbasetemp() / f"kept{os.getpid()}").touch()
+            assert len(list(tmp_path_factory.getbasetemp().glob("kept*"))) <= 2
+
+        @pytest.mark.simulated_machine(gpus=1)
+        @pytest.mark.min_gpus(2)
+        def test_too_few():
+            raise AssertionError
+
+        @pytest.mark.simulated_machine(gpus=2)
+        @pytest.mark.min_gpus(2)
+        def test_enough():
+            assert "torch" in sys.modules  # the server imported it before the fork
+
+        @pytest.mark.min_gpus(1)
+        def test_not_here():
+            raise AssertionError
+
+        def test_here():
+            assert acc.device_count() == 0
+        """,
+    )
+    done = start(tmp_path, "-rs", "-p", "no:randomly")
+    assert counts(done) == {"passed": 12, "skipped": 2}, done.stdout
+    assert "needs 2 GPUs, 1 visible" in done.stdout
+    assert "needs 1 GPUs, none visible: " in done.stdout
+
+
+@on_simulated_gpus
+def test_ends_of_test_processes(tmp_path: Path) -> None:
+    """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
+    write(
+        tmp_path,
+        """
+        import multiprocessing, os, signal, time
+        import pytest
+
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+        ENDS = {"status0": lambda: os._exit(0), "status3": lambda: os._exit(3), "SIGSEGV": lambda: os.kill(os.getpid(), 11)}
+
+        @pytest.fixture
+        def phase(request):
+            phase, end = request.param
+            if phase == "setup":
+                ENDS[end]()
+            yield phase
+            if phase == "teardown":
+                ENDS[end]()
+
+        PHASES = [(phase, end) for phase in ("setup", "call", "teardown", "after") for end in ENDS]
+
+        @pytest.mark.parametrize("phase", PHASES, indirect=True, ids="-".join)
+        def test_ends(phase, request):
+            print("printed before the end of", request.node.name)
+            if phase == "call":
+                ENDS[request.node.callspec.params["phase"][1]]()
+
+        def test_after_them():
+            print("nothing of another test")
+            assert 0
+
+        def sleep():
+            time.sleep(30)  # until the plug-in ends it
+
+        @pytest.mark.parametrize("passes", [True, False])
+        @pytest.mark.parametrize("method", ["fork", "spawn"])
+        def test_daemons(method, passes):
+            context = multiprocessing.get_context(method)
+            children = [context.Process(target=sleep, daemon=True) for _ in range(3)]
+            for child in children:
+                child.start()
+            with open("daemons", "a") as file:
+                file.writelines(f"{child.pid}\\n" for child in children)
+            assert passes
+        """,
+    )
+    hide_torch(tmp_path)
+    with (tmp_path / "conftest.py").open("a") as conftest:
+        conftest.write(
+            "import os\ndef pytest_runtest_logfinish(nodeid):\n"
+            "    if os.environ.get('ACCELERATOR_SIM_GPUS') and 'after-' in nodeid:\n"
+            "        import test_it; test_it.ENDS[nodeid.rstrip(']').rpartition('-')[2]]()\n"
+        )
+    done = start(tmp_path, "--junitxml=result.xml", "-p", "no:randomly")
+    reported = {name.rpartition(".")[2]: parts for name, parts in results(tmp_path / "result.xml")}
+    ends = {"status0": "with status 0", "status3": "with status 3", "SIGSEGV": "by SIGSEGV"}
+    for end, text in ends.items():
+        for phase, kind in (("setup", "error"), ("call", "failure"), ("teardown", "error")):
+            problem = f"The test's process ended {text} in its {phase} and did not report more."
+            assert [(part[0], part[2]) for part in reported[f"test_ends[{phase}-{end}]"]] == [(kind, problem)]
+        problems = [(part[0], part[2]) for part in reported[f"test_ends[after-{end}]"]]
+        after = f"The test's process ended {text} in its teardown and did not report more."
+        assert problems == ([] if end == "status0" else [("error", after)])
+    output = done.stdout
+    before = [output.index(f"printed before the end of test_ends[call-{end}]") for end in ends]
+    assert before == sorted(before)
+    own = output[output.index("___ test_after_them ___") :]
+    assert own.partition("test_daemons")[0].count("printed before") == 0
+    assert counts(done) == {"failed": 6, "passed": 8, "error": 8}, done.stdout
+    daemons = [Path("/proc", line, "stat") for line in (tmp_path / "daemons").read_text().split()]
+    assert len(daemons) == 12
+    # A process that has ended stays in state Z as long as the system's first process does not wait for it.
+    assert [path for path in daemons if path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"] == []
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest, torch
+
+        if torch.cuda.is_available():
+            torch.empty(1, device="cuda")
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_it():
+            pass
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"error": 1}
+    assert "Collecting the tests initialized the CUDA driver" in done.stdout
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        import accelerator as acc
+
+        if acc.device_count() == 1:
+            raise RuntimeError("one is too few")
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_one():
+            pass
+
+        if acc.device_count() == 0:
+            @pytest.mark.simulated_machine(gpus=2)
+            def test_two():
+                pass
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_three():
+            pass
+        """,
+    )
+    write(tmp_path, "", "conftest.py").write_text(
+        "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n    raise SystemExit('no three here')\n"
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"error": 3}, done.stdout
+    assert "could not be collected on its simulated machine" in done.stdout
+    assert "RuntimeError: one is too few" in done.stdout
+    assert "its simulated machine did not: collection depends on the machine" in done.stdout
+    assert "the server process of the test's simulated machine ended with status" in done.stdout
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import os, signal, time
+        import pytest
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_never():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=3)
+        def test_never_either():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_before():
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_that_ends_it():
+            os.kill(os.getppid(), signal.SIGKILL)
+            time.sleep(5)  # the session reports when the server ends, not when this process does
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_after():
+            pass
+        """,
+    )
+    write(tmp_path, "", "conftest.py").write_text(
+        "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n"
+        "    open('starts', 'a').write('.')\n    raise SystemExit('no three here')\n"
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 2, "error": 3}, done.stdout
+    reports, _, _ = done.stdout.partition("short test summary")
+    assert reports.count("the server process of the test's simulated machine ended by SIGKILL") == 1
+    assert (tmp_path / "starts").read_text() == "."  # a server that does not start is not started again for the next test
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+@pytest.mark.parametrize("method", ["signal", "thread"])
+def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> None:
+    pytest.importorskip("pytest_timeout")
+    write(
+        tmp_path,
+        f"""
+        import time
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        @pytest.mark.timeout(0.5, method="{method}", func_only=True)
+        def test_slow():
+            print("printed before")
+            time.sleep(60)
+
+        def test_next():
+            pass
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"failed": 1, "passed": 1}, done.stdout
+    assert "AssertionError" not in done.stdout + done.stderr
+    assert "printed before" in done.stdout
+    if method == "signal":
+        assert "Failed: Timeout (>0.5s) from pytest-timeout" in done.stdout
+    else:  # pytest-timeout ends the process
+        assert "process ended with status 1 in its call" in done.stdout
+        assert "Timeout" in done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        def test_first():
+            assert 0
+
+        def test_leave():
+            pytest.exit("that is enough", returncode=7)
+
+        def test_last():
+            pass
+        """,
+    )
+    done = start(tmp_path, "-x", "--pdb")
+    assert counts(done) == {"failed": 1}
+    assert done.returncode == 1
+    assert "no terminal for a debugger" in done.stdout
+    assert "python -m accelerator simulate --gpus 1 -- python -m pytest --pdb test_it.py::test_first" in done.stdout
+    done = start(tmp_path)
+    assert done.returncode == 7
+    assert "that is enough" in done.stdout + done.stderr
+    assert counts(done) == {"failed": 1}
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_pdb_opens_in_place_on_a_matching_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pytest
+        import accelerator as acc
+
+        @pytest.mark.min_gpus(2)
+        @pytest.mark.simulated_machine(2, memory="1GiB")
+        def test_fails():
+            count = acc.device_count()
+            assert count == 3
+
+        @pytest.mark.simulated_machine(2, memory="2GiB")
+        def test_of_another_machine():
+            assert acc.device_count() == 2
+        """,
+    )
+    simulate = ["-m", "accelerator", "simulate", "--gpus", "2", "--memory", "1GiB", "--", sys.executable]
+    pytest_command = ["-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--pdb", "--rootdir", str(tmp_path)]
+    done = subprocess.run(
+        [sys.executable, *simulate, *pytest_command],
+        cwd=tmp_path,
+        env=plain_environment(),
+        input="p 'devices', count\ncontinue\n",
+        capture_output=True,
+        text=True,
+        timeout=120,
+    )
+    assert "('devices', 2)" in done.stdout, done.stdout
+    assert "no terminal" not in done.stdout
+    assert counts(done) == {"failed": 1, "passed": 1}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ({}, "simulate -- python -m pytest --pdb 't.py::test[a b]'"),
+        (
+            {"gpus": 2, "memory": ["1GiB", 5], "name": "A B", "mig": [None, 2], "nvlink": True, "state": "file"},
+            "simulate --gpus 2 --memory 1GiB --memory 5 --name 'A B' --mig off --mig 2 --nvlink all -- ",
+        ),
+        ({"nvlink": [0, None], "numa": (0, 1)}, "simulate --nvlink 0 --nvlink off --numa 0 --numa 1 -- "),
+        ({"nvlink": True}, "simulate --nvlink all -- "),
+        ({"nvlink": False}, "simulate --nvlink off -- "),
+        ({"nvlink": None}, "simulate --nvlink off -- "),
+        ({"nvlink": 0}, "simulate --nvlink 0 -- "),
+        ({"compute": False, "triton": True, "fill": "nan"}, "simulate --no-compute --fill nan -- "),
+        ({"gpus": 2, "errors": {"cuInit": 3}, "numa": None}, "simulate has no option for this mark's errors, numa: "),
+    ],
+)
+def test_pdb_note_names_the_machine(arguments: dict[str, object], expected: str) -> None:
+    from accelerator.simulation._pytest import debugging
+
+    assert expected in debugging.note(arguments, "t.py::test[a b]")
+
+
+@on_simulated_gpus
+def test_options_in_pdb_note_equal_the_marks_machine() -> None:
+    import json
+    import shlex
+
+    from accelerator.simulation import environment
+    from accelerator.simulation._pytest import debugging
+
+    arguments = {
+        "gpus": 3,
+        "memory": "1GiB",
+        "mig": [None, 2],
+        "nvlink": [0, 0, None],
+        "numa": 1,
+        "driver": "old",
+        "fill": "nan",
+        "races": "raise",
+        "late_copies": True,
+    }
+    command = debugging.note(arguments, "x").partition("accelerator ")[2].partition(" -- ")[0]
+    program = "import json, os; print(json.dumps(dict(os.environ)))"
+    run = [sys.executable, "-m", "accelerator", *shlex.split(command), "--", sys.executable, "-c", program]
+    base = plain_environment()
+    printed = json.loads(subprocess.run(run, env=base, capture_output=True, text=True, check=True).stdout)
+    options = {name: value for name, value in printed.items() if name.startswith("ACCELERATOR_SIM_")}
+    of_mark = environment(**arguments, base=base)  # type: ignore[arg-type]
+    for name in ("STATE", "RACE_FILE", "RUN"):  # of the run
+        del options[f"ACCELERATOR_SIM_{name}"]
+    assert options == {name: value for name, value in of_mark.items() if name.startswith("ACCELERATOR_SIM_")}
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import time
+        import pytest
+        pytestmark = pytest.mark.simulated_machine(gpus=1)
+
+        def test_first():
+            pass
+
+        def test_second():
+            pass
+        """,
+    )
+    (tmp_path / "conftest.py").write_text(
+        "import os, time\nif os.environ.get('ACCELERATOR_SIM_GPUS'):\n    time.sleep(2)\n"  # makes the start slow
+    )
+    done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
+    seconds = {
+        (phase, test): float(duration)
+        for duration, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
+    }
+    assert seconds["setup", "test_first"] >= 2, done.stdout
+    assert seconds.get(("setup", "test_second"), 0.0) < seconds["setup", "test_first"] - 1.5
+
+
+SESSION = """
+    import os
+    import pytest
+    import accelerator as acc
+
+    def test_machine(pytestconfig):
+        assert acc.simulation.is_simulated()
+        assert acc.device_count() == 2
+        assert acc.visible_devices()[0].total_memory == 3 * 2**30
+        assert pytestconfig.option.simulate_gpus == 2
+        print("on", os.environ["ACCELERATOR_SIM_STATE"], "in", os.environ.get("PYTEST_XDIST_WORKER"))
+
+    @pytest.mark.min_gpus(2)
+    def test_enough():
+        pass
+
+    @pytest.mark.min_gpus(n=3)
+    def test_too_few():
+        pass
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.slow)])
+def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
+    write(tmp_path, SESSION)
+    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
+    done = start(tmp_path, "--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
+    assert done.returncode == 0, done.stdout
+    assert counts(done) == {"passed": 2, "skipped": 1}
+    assert "needs 3 GPUs, 2 visible" in done.stdout
+    assert ("in gw" if workers else "in None") in done.stdout
+    assert workers or "simulated GPUs: 2 of 3GiB" in done.stdout
+    assert done.stdout.count("test session starts") == 1
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_session_started_by_pytest_main(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        "import accelerator as acc\ndef test_it():\n    assert acc.device_count() == 2\ndef test_not():\n    assert 0\n",
+    )
+    (tmp_path / "given.py").write_text("import os\ndef pytest_configure(config):\n    print('given', os.getpid())\n")
+    program = f"""
+import os, sys, pytest
+sys.path.insert(0, {str(tmp_path)!r})
+import given
+from {PLUGIN.rpartition(".")[0]} import pytest_plugin
+print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, given])), os.getpid(), flush=True)
+print(int(pytest.main(["--simulate-gpus", "2", "-q", "-k", "nothing"], plugins=[pytest_plugin])))
+print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, object()])))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert "1 failed, 1 passed" in done.stdout
+    first = next(line.split() for line in lines if re.fullmatch(r"\d+ \d+", line))
+    assert first[0] == "1"
+    assert lines[-1] == "4"
+    assert lines[-2] == "5"
+    printed = next(line.split()[1] for line in lines if line.startswith("given"))
+    assert printed != first[1]
+    assert "cannot get the plug-in" in done.stderr
+
+
+@on_simulated_gpus
+def test_crash_of_the_session(tmp_path: Path) -> None:
+    write(tmp_path, "import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    assert start(tmp_path, "--simulate-gpus", "1").returncode == 128 + 9
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
+        (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
+        pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),
+    ],
+)
+def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--simulate-gpus", "200"], "ERROR: gpus must be between 0 and 128, not 200\n"),
+        (["--simulate-gpus", "1", "--simulate-memory", "much"], "ERROR: memory must be bytes or a size"),
+    ],
+)
+def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> None:
+    done = start(tmp_path, *arguments)
+    assert done.returncode == 4
+    assert message in done.stderr
+
+
+@on_simulated_gpus
+def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    messages = {
+        "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
+        "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
+        "simulated_machine(gpu=2)": "simulated_machine: got an unexpected keyword argument 'gpu'; the arguments are gpus, ",
+        "simulated_machine(1, 2)": "simulated_machine: too many positional arguments; the arguments are gpus, memory,",
+        "min_gpus('2')": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+        "min_gpus": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+        "min_gpus(1, n=2)": "min_gpus takes the number of GPUs, as in min_gpus(2)",
+    }
+    tests = [f"@pytest.mark.{mark}\ndef test_{n}(unused):\n    pass\n" for n, mark in enumerate(messages)]
+    fixture = "import pytest\n@pytest.fixture(scope='session')\ndef unused():\n    raise AssertionError('was set up')\n"
+    right = "@pytest.mark.simulated_machine(gpus=1)\ndef test_right():\n    pass\ndef test_plain():\n    pass\n"
+    write(tmp_path, fixture + "\n".join(tests) + right)
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 2, "error": len(messages)}, done.stdout
+    assert done.returncode == 1
+    assert "was set up" not in done.stdout
+    for message in messages.values():
+        assert f"\n{message}" in done.stdout
+
+
+@on_simulated_gpus
+def test_plugin_loaded_by_conftest_is_an_error(tmp_path: Path) -> None:
+    write(tmp_path, "def test_it():\n    pass\n")
+    (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
+    command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
+    environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # an installed plug-in would load earlier
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    assert done.returncode == 4
+    assert f"add '-p {PLUGIN}'" in done.stderr
+
+
+def test_tests_are_skipped_if_simulation_is_unavailable(tmp_path: Path) -> None:
+    write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
+    torch = tmp_path / "path" / "torch"
+    torch.mkdir(parents=True)
+    (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
+    (torch / "version.py").write_text("__version__ = '2.9.1'\ncuda = None\n")
+    done = start(tmp_path, "-rs", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
+    assert counts(done) == {"skipped": 1}, done.stdout
+    assert "torch 2.9.1" in done.stdout
+    refused = start(tmp_path, "--simulate-gpus", "2", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
+    assert refused.returncode == 4
+    assert "cannot simulate GPUs: torch 2.9.1" in refused.stderr
+
+
+def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import sys
+
+        def test_it(request):
+            assert "accelerator.simulation.pytest_plugin" in sys.modules
+            assert not {"torch", "pynvml", "accelerator.discovery"} & set(sys.modules)
+            used = [name for name in sys.modules if name.startswith("accelerator.simulation._pytest.")]
+            assert used == ["accelerator.simulation._pytest.keys"]
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 1}, done.stdout
+
+
+@pytest.mark.slow
+def test_import_time_of_the_unused_plugin(tmp_path: Path) -> None:
+    program = f"""
+import sys, time
+import pytest, _pytest.terminal, _pytest.python
+def cost(module):
+    for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
+        del sys.modules[name]
+    begin = time.perf_counter()
+    __import__(module)
+    return time.perf_counter() - begin
+costs = [(cost("{PLUGIN}"), cost("asyncio")) for _ in range(10)]
+print(min(plugin for plugin, _ in costs) / min(other for _, other in costs))
+"""
+    environment = plain_environment(PYTHONPYCACHEPREFIX=str(tmp_path))
+    environment.pop("PYTHONDONTWRITEBYTECODE", None)
+    command = [sys.executable, "-c", program]
+    ratio = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
+    assert ratio < 1.0
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+@pytest.mark.parametrize("workers", [[], ["-n2"]])
+def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("pytest_cov")
+    library = write(
+        tmp_path,
+        """
+        import os
+
+        GPUS = os.environ.get("ACCELERATOR_SIM_GPUS")
+        if GPUS == "1":
+            ON_ONE = "at collection"
+        if GPUS == "5":
+            ON_FIVE = "no such machine"
+
+        def one():
+            return "one"
+
+        def two():
+            return "two"
+
+        def here():
+            return "here"
+
+        def never():
+            return "never"
+        """,
+        "library.py",
+    )
+    write(
+        tmp_path,
+        """
+        import pytest
+        import library
+
+        @pytest.mark.simulated_machine(1)
+        def test_one():
+            assert library.one()
+
+        @pytest.mark.simulated_machine(2)
+        def test_two():
+            assert library.two()
+
+        def test_here():
+            assert library.here()
+        """,
+    )
+    # "parallel" makes coverage delete the data of other processes when it starts, unless it appends.
+    (tmp_path / ".coveragerc").write_text("[run]\nparallel = true\n[report]\nshow_missing = true\n")
+    done = start(tmp_path, *workers, "--cov=library", "--cov-report=json:lines.json", "-p", "no:randomly")
+    assert counts(done) == {"passed": 3}, done.stdout + done.stderr
+    measured = json.loads((tmp_path / "lines.json").read_text())["files"]["library.py"]
+    lines = library.read_text().splitlines()
+    missing = [lines[number - 1].strip() for number in measured["missing_lines"]]
+    assert missing == ['ON_FIVE = "no such machine"', 'return "never"'], done.stdout + done.stderr
+    assert [path.name for path in tmp_path.glob(".coverage.*")] == []
+    assert "Warning" not in done.stdout + done.stderr
+
+
+def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> None:
+    text = start(tmp_path, "--help").stdout
+    assert "--simulate-gpus=N" in text
+    assert "on-simulated-gpus" not in text
+    assert "SUPPRESS" not in text

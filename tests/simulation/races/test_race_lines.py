@@ -1,0 +1,216 @@
+"""Which lines a report names, and how it words the memory."""
+
+from __future__ import annotations
+
+import ast
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+if TYPE_CHECKING:
+    from pathlib import Path
+
+pytestmark = needs_cuda_torch
+
+_REPORT = """
+from accelerator import simulation
+for race in simulation.races():
+    print(race.message.splitlines()[0])
+    print(race.first)
+    print(race.second)
+"""
+_HOST = """
+import torch, sys
+sys.path.insert(0, {folder!r})
+host = torch.empty({count}).pin_memory()
+x = torch.ones({count}, device="cuda")
+host.copy_(x, non_blocking=True)
+{read}
+"""
+_OPS = """
+import torch, sys
+sys.path.insert(0, {folder!r})
+from mylib import ops
+side = torch.cuda.Stream()
+x = torch.ones(1000, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    x.mul_(2)
+ops.outer(x)
+"""
+_LIBRARY = """
+def outer(x):
+    return inner(x)
+
+def inner(x):
+    return x + 1
+"""
+
+
+def run(program: str, **machine: Any) -> list[str]:
+    done = support.python(program + _REPORT, simulated_environment(gpus=2, races="report", **machine))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+@pytest.fixture
+def installed(tmp_path: Path) -> Path:
+    """A library in a folder of installed packages."""
+    package = tmp_path / "site-packages/mylib"
+    package.mkdir(parents=True)
+    (package / "__init__.py").touch()
+    (package / "ops.py").write_text(_LIBRARY)
+    return package.parent
+
+
+def test_a_host_access_in_numpy_is_the_programs() -> None:
+    pytest.importorskip("numpy")
+    _, first, second = run(_HOST.format(folder="", count=1000, read="host.numpy().mean()"))
+    assert first.endswith("writes it: <string>:6 in <module>")
+    line, _, library = second.partition(", through ")
+    assert line == "the host reads byte 0 of it: <string>:7 in <module>"
+    assert "/numpy/_core/_methods.py:" in library
+    assert library.endswith(" in _mean")
+
+
+def test_a_host_access_in_the_standard_library_is_the_programs() -> None:
+    _, _, second = run(_HOST.format(folder="", count=1000, read="import statistics; statistics.fmean(host.numpy())"))
+    line, _, library = second.partition(", through ")
+    assert line == "the host reads byte 0 of it: <string>:7 in <module>"
+    assert "/statistics.py:" in library
+
+
+@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+def test_an_op_in_a_library_is_the_programs(installed: Path, compute: bool) -> None:
+    _, first, second = run(_OPS.format(folder=str(installed)), compute=compute)
+    assert first.endswith("writes it: <string>:9 in <module>")
+    assert second.endswith(f"reads it: <string>:10 in <module>, through {installed}/mylib/ops.py:6 in inner")
+
+
+@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+def test_without_a_line_of_the_program_the_librarys_is_named(installed: Path, compute: bool) -> None:
+    """As in a thread that a library has started."""
+    program = _OPS.format(folder=str(installed)).replace("ops.outer(x)", "").replace("import torch", "import torch, threading")
+    (installed / "mylib/ops.py").write_text(
+        f"import threading\n{_LIBRARY}\nclass Thread(threading.Thread):\n    def run(self):\n        inner(self.x)\n"
+    )
+    _, _, second = run(program + "thread = ops.Thread(); thread.x = x; thread.start(); thread.join()", compute=compute)
+    assert second.endswith(f"reads it: {installed}/mylib/ops.py:7 in inner")
+
+
+DTYPES = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bfloat16", "complex64"]
+
+
+@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+def test_types(compute: bool) -> None:
+    program = f"""
+import torch
+side = torch.cuda.Stream()
+names = [name for name in {DTYPES!r} if hasattr(torch, name)]
+tensors = [torch.zeros(64, dtype=torch.uint8, device="cuda").view(getattr(torch, name)) for name in names]
+torch.cuda.synchronize()
+for name, x in zip(names, tensors):
+    with torch.cuda.stream(side):
+        x.zero_()
+    exec(compile("x.clone()", name, "exec"))  # two lines are reported once
+print(names)
+"""
+    *lines, names = (line for line in reversed(run(program, compute=compute)) if line.startswith(("race: ", "[")))
+    assert [line.partition(" of a")[2].partition(" tensor")[0].strip() for line in reversed(lines)] == ast.literal_eval(names)
+
+
+LARGE = """
+import torch
+copies = torch.cuda.Stream()
+torch.cuda.synchronize()
+"""
+TRANSFERS = {
+    "to_device": """
+host = torch.empty({side}, {side}, pin_memory=True)
+with torch.cuda.stream(copies):
+    batch = host.to("cuda", non_blocking=True)
+{wait}
+batch @ batch
+""",
+    "to_host": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True)
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    host.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+    "host_reads": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True)
+host.copy_(x, non_blocking=True)
+{synchronize}
+host[0].tolist()
+""",
+    "host_writes": """
+host = torch.empty({side}, {side}, pin_memory=True)
+x = host.to("cuda", non_blocking=True)
+{synchronize}
+host[0].fill_(0)
+""",
+    "between_devices": """
+x = torch.ones({side}, {side}, device="cuda")
+y = torch.empty({side}, {side}, device="cuda:1")
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    y.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+    "converted": """
+x = torch.ones({side}, {side}, device="cuda")
+host = torch.empty({side}, {side}, pin_memory=True, dtype=torch.float64)
+torch.cuda.synchronize()
+with torch.cuda.stream(copies):
+    host.copy_(x, non_blocking=True)
+{wait}
+x.add_(1)
+""",
+}
+
+
+@pytest.mark.parametrize("side", support.sample([512, 513, 1500], 513))
+@pytest.mark.parametrize("name", TRANSFERS)
+def test_large_transfers_of_rehearsals(name: str, side: int) -> None:
+    """Those of over 1 MiB are not performed."""
+    racy, ordered = (
+        LARGE
+        + TRANSFERS[name].format(
+            side=side,
+            wait="torch.cuda.current_stream().wait_stream(copies)" if is_ordered else "",
+            synchronize="torch.cuda.synchronize()" if is_ordered else "",
+        )
+        for is_ordered in (False, True)
+    )
+    assert run(ordered, compute=False) == []
+    found = run(racy, compute=False)
+    assert len(found) == 3
+    assert found == run(racy)
+
+
+@pytest.mark.parametrize("call", ["x.cpu()", "host.copy_(x)", "x.copy_(host)", "plain.copy_(x, non_blocking=True)"])
+def test_waiting_transfers_of_rehearsals_order(call: str) -> None:
+    """A copy without ``non_blocking``, or to pageable memory, is over when it returns."""
+    program = f"""
+import torch
+x = torch.ones(1000, 1000, device="cuda")
+host, plain = torch.empty(1000, 1000, pin_memory=True), torch.empty(1000, 1000)
+side = torch.cuda.Stream()
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    {call}
+host[0].fill_(1)
+host[0].tolist()
+x.add_(1)
+"""
+    assert run(program, compute=False) == run(program) == []

@@ -1,0 +1,155 @@
+"""A rank without the other ranks of its world: nccl and ``torch.distributed`` without peers."""
+
+from __future__ import annotations
+
+import textwrap
+
+import pytest
+
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = needs_cuda_torch
+
+PRELUDE = """
+import torch._dynamo
+import torch
+import os
+import pytest
+import torch.distributed as dist
+torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
+dist.init_process_group("cpu:gloo,cuda:nccl")
+rank, world = dist.get_rank(), dist.get_world_size()
+"""
+
+
+def run(code: str, rank: int = 3, world: int = 8) -> str:
+    variables = {
+        "ACCELERATOR_SIM_WITHOUT_PEERS": "1",
+        "RANK": str(rank),
+        "WORLD_SIZE": str(world),
+        "LOCAL_RANK": str(rank % 4),
+        "LOCAL_WORLD_SIZE": "4",
+        "MASTER_ADDR": "localhost",
+        "MASTER_PORT": "1",
+    }
+    environment = simulated_environment(variables, gpus=4, memory="16GiB", compute=False)
+    return support.run(PRELUDE + textwrap.dedent(code), environment)
+
+
+@pytest.mark.parametrize(("rank", "world"), [(3, 8), pytest.param(0, 1, marks=pytest.mark.slow), (199, 200)])
+def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
+    run(
+        """
+        def device(*values, dtype=torch.float32):
+            return torch.tensor(values, dtype=dtype).cuda()
+        total = device(2.0, 3.0)
+        dist.all_reduce(total)
+        assert total.tolist() == [2.0 * world, 3.0 * world]
+        for op, expected in ((dist.ReduceOp.AVG, 5.0), (dist.ReduceOp.MAX, 5.0), (dist.ReduceOp.MIN, 5.0)):
+            value = device(5.0)
+            dist.all_reduce(value, op)
+            assert value.item() == expected
+        for factor in (0.5, device(0.5)):
+            value = device(6.0)
+            dist.all_reduce(value, dist._make_nccl_premul_sum(factor))
+            assert value.item() == 3.0 * world
+        gathered = torch.empty(world, dtype=torch.int64).cuda()
+        dist.all_gather_into_tensor(gathered, device(7, dtype=torch.int64))
+        assert gathered.tolist() == [7] * world
+        parts = [torch.empty(2).cuda() for _ in range(world)]
+        dist.all_gather(parts, device(1.0, 2.0))
+        assert [part.tolist() for part in parts] == [[1.0, 2.0]] * world
+        mine = torch.empty(1).cuda()
+        dist.reduce_scatter_tensor(mine, device(*range(world)))
+        assert mine.item() == rank * world
+        exchanged = torch.empty(world).cuda()
+        dist.all_to_all_single(exchanged, device(*range(world)))
+        assert exchanged.tolist() == [rank] * world
+        value = device(4.0)
+        dist.broadcast(value, 0)
+        assert value.item() == 4.0
+        large = dist.all_reduce(torch.empty(2**28, device="cuda"), async_op=True)
+        large.wait()
+        assert large.is_completed()
+        dist.barrier()
+        """,
+        rank,
+        world,
+    )
+
+
+def test_collectives_of_the_cpu() -> None:
+    run(
+        """
+        value = torch.tensor([1.0])
+        dist.all_reduce(value, dist.ReduceOp.MAX)
+        assert value.item() == 1.0
+        group = dist.new_group([1, 3], backend="gloo")
+        dist.barrier(group)
+        dist.monitored_barrier(group)
+        """
+    )
+
+
+def test_store_of_a_program() -> None:
+    run(
+        """
+        store = dist.TCPStore("localhost", 1, world, is_master=rank == 0)
+        assert isinstance(store, dist.TCPStore) and store.port == 1
+        store.set("key", "value")
+        assert store.get("key") == b"value" and store.add("count", 2) == 2
+        dist.PrefixStore("mine", store).set("key", "other")
+        assert store.get("mine/key") == b"other"
+        dist.destroy_process_group()
+        dist.init_process_group("nccl", store=store, rank=rank, world_size=world)
+        dist.barrier()
+        """
+    )
+
+
+def test_objects() -> None:
+    run(
+        """
+        objects = [None] * world
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": 3}] * world
+        dist.gather_object("mine", None, dst=0)
+        dist.gather_object("mine", objects, dst=rank)
+        assert objects == ["mine"] * world
+        # Its pickle is larger than the collectives that write memory.
+        listed = ["kept" * 2**19]
+        dist.broadcast_object_list(listed, src=0)
+        assert listed == ["kept" * 2**19]
+        with pytest.raises(RuntimeError, match="recv_object_list: this rank is rehearsed alone"):
+            dist.recv_object_list([None], src=0)
+        """
+    )
+
+
+@pytest.mark.parametrize(
+    "device_id", ["", pytest.param(", device_id=torch.device('cuda', torch.cuda.current_device())", marks=pytest.mark.slow)]
+)
+def test_meshes_and_sharding(device_id: str) -> None:
+    code = f"""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.fsdp import fully_shard
+        dist.destroy_process_group()
+        dist.init_process_group("nccl"{device_id})
+        mesh = init_device_mesh("cuda", (2, world // 2), mesh_dim_names=("replicate", "shard"))
+        assert mesh["shard"].size() == world // 2 and mesh.get_local_rank("replicate") == 0
+        model = torch.nn.Sequential(torch.nn.Linear(512, 512), torch.nn.Linear(512, 512))
+        for layer in model:
+            fully_shard(layer, mesh=mesh)
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters())
+        for _ in range(2):
+            model(torch.randn(4, 512, device="cuda")).sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+        ddp = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(8, 8).cuda())
+        ddp(torch.randn(2, 8, device="cuda")).sum().backward()
+        dist.destroy_process_group()
+    """
+    run(code)

@@ -28,7 +28,9 @@ def _case(
     variant: str, result: str, source: str, inputs: list[list[int]], function: Callable[..., int], **options: object
 ) -> Case:
     registers = {
-        letter: type for letter, type in zip("dabc", (result, *[source] * len(inputs[0])), strict=False) if type in ("f32", "f64")
+        letter: type
+        for letter, type in zip("dabc", (result, *[source] * len(inputs[0])), strict=False)
+        if type in ("f32", "f64")
     }
     sizes = (_size(result), *[_size(source)] * len(inputs[0]))
     text = ", ".join(f"<{letter}>" for letter in "dabce"[: len(sizes)])
@@ -89,7 +91,12 @@ def to_integers() -> Iterator[Case]:
         for modifier in modifiers:
 
             def convert(
-                a: int, format: Format = format, rounding: str = rounding, modifier: str = modifier, low: int = low, high: int = high
+                a: int,
+                format: Format = format,
+                rounding: str = rounding,
+                modifier: str = modifier,
+                low: int = low,
+                high: int = high,
             ) -> int:
                 number = format.decode(format.flush(a) if ".ftz" in modifier else a)
                 return reference.to_integer(number, rounding, low, high)
@@ -102,10 +109,22 @@ def _near_integers(source: str, target: str) -> list[list[int]]:
     format = FORMATS[source]
     low, high = _limits(target)
     generator = random.Random(f"{source} {target}")
-    numbers = [Fraction(low), Fraction(high), Fraction(low) - 1, Fraction(high) + 1, Fraction(1, 2), Fraction(3, 2), Fraction(-5, 2)]
+    numbers = [
+        Fraction(low),
+        Fraction(high),
+        Fraction(low) - 1,
+        Fraction(high) + 1,
+        Fraction(1, 2),
+        Fraction(3, 2),
+        Fraction(-5, 2),
+    ]
     numbers += [Fraction(generator.randrange(-400, 400), 4) for _ in range(10)]
     inputs = [[format.encode(reference.number(number))] for number in numbers]
-    inputs += [[bits] for bits in edges(format)[:6]] + [[format.infinity], [format.infinity | format.sign_bit], [format.canonical_nan]]
+    inputs += [[bits] for bits in edges(format)[:6]] + [
+        [format.infinity],
+        [format.infinity | format.sign_bit],
+        [format.canonical_nan],
+    ]
     return inputs + [[generator.getrandbits(format.bits)] for _ in range(ROWS - len(inputs))]
 
 
@@ -115,7 +134,9 @@ def between_floats() -> Iterator[Case]:
             variant = f"cvt{prefix}{ftz}{sat}.{target}.{source}"
             function = _float_conversion(target, source, prefix.removeprefix("."), ftz=bool(ftz), sat=bool(sat))
             yield _case(variant, target, source, _float_inputs(source, variant), function, accepts=_any_nan(FORMATS[target]))
-    for target, rounding, modifier in itertools.product(("f16", "bf16"), ("rn", "rz"), (".relu", ".satfinite", ".relu.satfinite")):
+    for target, rounding, modifier in itertools.product(
+        ("f16", "bf16"), ("rn", "rz"), (".relu", ".satfinite", ".relu.satfinite")
+    ):
         variant = f"cvt.{rounding}{modifier}.{target}.f32"
         function = _with_limits(FORMATS[target], rounding, modifier)
         yield _case(variant, target, "f32", _float_inputs("f32", variant), function)
@@ -168,7 +189,9 @@ def _with_limits(format: Format, rounding: str, modifier: str) -> Callable[[int]
 
 
 def packed() -> Iterator[Case]:
-    for target, rounding, relu, satfinite in itertools.product(("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")):
+    for target, rounding, relu, satfinite in itertools.product(
+        ("f16", "bf16"), ("rn", "rz"), ("", ".relu"), ("", ".satfinite")
+    ):
         convert = _with_limits(FORMATS[target], rounding, relu + satfinite)
         variant = f"cvt.{rounding}{relu}{satfinite}.{target}x2.f32"
         inputs = operands(FORMATS["f32"], 2, variant)
@@ -214,7 +237,11 @@ def _narrow() -> Iterator[Case]:
         variant = f"cvt.rn.satfinite{relu}.{name}x2.f32"
         inputs = _small_floats(f32, 2, variant)
         yield _case(
-            variant, f"{name}x2", "f32", inputs, lambda a, b, f=narrow: f(FORMATS["f32"].decode(a)) << 8 | f(FORMATS["f32"].decode(b))
+            variant,
+            f"{name}x2",
+            "f32",
+            inputs,
+            lambda a, b, f=narrow: f(FORMATS["f32"].decode(a)) << 8 | f(FORMATS["f32"].decode(b)),
         )
         variant = f"cvt.rn.satfinite{relu}.{name}x2.f16x2"
         halves = _small_floats(f16, 2, variant)

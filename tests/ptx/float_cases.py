@@ -203,7 +203,9 @@ def halves() -> Iterator[Case]:
                     function = _with_modifiers(format, compute, "rn", ftz=bool(ftz), sat=bool(sat))
                     yield float_case(f"{operation}{rounding}{ftz}{sat}.{type}", type, count, function)
         count, compute = computations["fma"]
-        for ftz, last in itertools.product(("", ".ftz") if is_half else ("",), ("", ".sat", ".relu") if is_half else ("", ".relu")):
+        for ftz, last in itertools.product(
+            ("", ".ftz") if is_half else ("",), ("", ".sat", ".relu") if is_half else ("", ".relu")
+        ):
             function = _with_modifiers(format, compute, "rn", ftz=bool(ftz), sat=last == ".sat", relu=last == ".relu")
             yield float_case(f"fma.rn{ftz}{last}.{type}", type, count, function)
 
@@ -315,7 +317,9 @@ def _setp(type: str, order: str, ftz: str, compare: Callable[[int, int], bool]) 
     base.registers = {letter: type for letter in "ab"} if type in ("f32", "f64") else {}
     yield base
     for name, logic in _LOGIC.items():
-        made = float_case(f"setp.{order}.{name}{ftz}.{type}", type, 2, lambda a, b: int(compare(a, b)), exact=True, seed="compare")
+        made = float_case(
+            f"setp.{order}.{name}{ftz}.{type}", type, 2, lambda a, b: int(compare(a, b)), exact=True, seed="compare"
+        )
         predicates = _with_predicate(made)
         made.registers = base.registers
         if type in ("f16", "bf16"):  # without a second result
@@ -389,7 +393,9 @@ def selections() -> Iterator[Case]:
         types = (f"b{bits}", f"u{bits}", f"s{bits}", *((f"f{bits}",) if bits > 16 else ()))
         for type, ftz in itertools.product(types, ("", ".ftz")):
             generator = random.Random(f"slct {type} {ftz}")
-            rows = [[generator.getrandbits(bits), generator.getrandbits(bits), row[0]] for row in operands(f32, 1, f"{type}{ftz}")]
+            rows = [
+                [generator.getrandbits(bits), generator.getrandbits(bits), row[0]] for row in operands(f32, 1, f"{type}{ftz}")
+            ]
             chosen = [f32.decode(f32.flush(row[2]) if ftz else row[2]) for row in rows]
             expected = [
                 a if reference.compare("ge", number, f32.decode(0)) else b
@@ -432,7 +438,9 @@ def within(format: Format, *, ulps: float = 0, relative: float = 0, absolute: fl
         if wanted.is_zero and not absolute:
             return result == expected
         error = abs(got.value - wanted.value)
-        unit = Fraction(2) ** (max(((expected & format.infinity) >> format.mantissa_bits), 1) - format.bias - format.mantissa_bits)
+        unit = Fraction(2) ** (
+            max(((expected & format.infinity) >> format.mantissa_bits), 1) - format.bias - format.mantissa_bits
+        )
         return error <= max(Fraction(ulps) * unit, abs(wanted.value) * Fraction(relative), Fraction(absolute))
 
     return accepts
@@ -556,7 +564,10 @@ def _half_approximations() -> Iterator[Case]:
         yield float_case(variant, type, 1, _real(_power, format, ftz=False), accepts=within(format, relative=error, ulps=1))
         tanh_error = {"f16": 2**-10.987, "bf16": 2**-8}[name]
         yield float_case(
-            f"tanh.approx.{type}", type, 1, _real(math.tanh, format, ftz=False),
+            f"tanh.approx.{type}",
+            type,
+            1,
+            _real(math.tanh, format, ftz=False),
             accepts=within(format, absolute=tanh_error, ulps=1),
         )
 

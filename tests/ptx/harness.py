@@ -78,7 +78,18 @@ def library() -> ctypes.CDLL:
     """Compile and load the library that runs kernels."""
     sources = sorted(str(path) for path in NATIVE.glob("*.c"))
     target = scratch() / "libkernels.so"
-    flags = ["-std=gnu11", "-D_GNU_SOURCE", "-O1", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra", "-Werror"]
+    flags = [
+        "-std=gnu11",
+        "-D_GNU_SOURCE",
+        "-O1",
+        "-fPIC",
+        "-shared",
+        "-pthread",
+        "-fvisibility=hidden",
+        "-Wall",
+        "-Wextra",
+        "-Werror",
+    ]
     command = [*compiler.compiler_command(), *flags, *extra_flags(), "-o", str(target), *sources, "-lm"]
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(target))

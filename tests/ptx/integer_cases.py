@@ -326,13 +326,20 @@ def bit_operations() -> Iterator[Case]:
                     ("u32", f"{kind}{n}"),
                 )
             yield case(
-                f"bfe.{kind}{n}", lambda a, b, c, n=n, s=is_signed: _field(a, b, c, n, s), (word, word, "u32", "u32"), small=(1, 2)
+                f"bfe.{kind}{n}",
+                lambda a, b, c, n=n, s=is_signed: _field(a, b, c, n, s),
+                (word, word, "u32", "u32"),
+                small=(1, 2),
             )
-        yield case(f"bfi.{word}", lambda a, b, c, e, n=n: _inserted(a, b, c, e, n), (word, word, word, "u32", "u32"), small=(2, 3))
+        yield case(
+            f"bfi.{word}", lambda a, b, c, e, n=n: _inserted(a, b, c, e, n), (word, word, word, "u32", "u32"), small=(2, 3)
+        )
     yield _case_of_fns()
     for clamps, mode in ((True, "clamp"), (False, "wrap")):
         for kind in "us":
-            yield case(f"szext.{mode}.{kind}32", lambda a, b, s=kind == "s", c=clamps: _extended(a, b, s, c), ("b32",) * 3, small=(1,))
+            yield case(
+                f"szext.{mode}.{kind}32", lambda a, b, s=kind == "s", c=clamps: _extended(a, b, s, c), ("b32",) * 3, small=(1,)
+            )
         yield case(f"bmsk.{mode}.b32", lambda a, b, c=clamps: _mask(a, b, c), ("b32",) * 3, small=(0, 1))
 
         def count(c: int, clamps: bool = clamps) -> int:

@@ -143,7 +143,9 @@ class Matrices:
                 found[place] = _value(bits, self.types[name])
         return found
 
-    def expected(self, lanes: Sequence[int], count: int, k: int, combine: Callable[[Fraction, Fraction], Fraction]) -> dict[int, list[Fraction]]:
+    def expected(
+        self, lanes: Sequence[int], count: int, k: int, combine: Callable[[Fraction, Fraction], Fraction]
+    ) -> dict[int, list[Fraction]]:
         """The elements of d that each lane holds."""
         a, b, c = (self.matrix(name, lanes) for name in "abc")
         return {
@@ -236,20 +238,33 @@ def _rows(matrices: Matrices, words: dict[str, int]) -> tuple[list[list[int]], i
 
 
 def mma(
-    variant: str, shape: tuple[int, int, int], types: dict[str, str], *, target: str = "sm_90", saturates: bool = False,
-    layouts: tuple[str, str] = ("row", "col"), combine: Callable[[Fraction, Fraction], Fraction] = _product,
+    variant: str,
+    shape: tuple[int, int, int],
+    types: dict[str, str],
+    *,
+    target: str = "sm_90",
+    saturates: bool = False,
+    layouts: tuple[str, str] = ("row", "col"),
+    combine: Callable[[Fraction, Fraction], Fraction] = _product,
 ) -> Case:
     m, n, k = shape
     is_quad = shape == (8, 8, 4) and types["a"] == "f16"
     products = 4 if is_quad else 1
-    counts = {"a": m * k * products // 32, "b": k * n * products // 32, "c": m * n * products // 32, "d": m * n * products // 32}
+    counts = {
+        "a": m * k * products // 32,
+        "b": k * n * products // 32,
+        "c": m * n * products // 32,
+        "d": m * n * products // 32,
+    }
     words = {name: max(counts[name] * _BITS[types[name]] // 32, 1) for name in "abcd"}
     if is_quad:
         places = {"a": _quad_a(layouts[0]), "b": _quad_b(layouts[1]), "c": _quad_c(types["c"]), "d": _quad_c(types["d"])}
     else:
         places = {"a": _place_a(m, k, types["a"]), "b": _place_b(k, types["b"]), "c": _place_c, "d": _place_c}
     matrices = Matrices(types, counts, places, variant)
-    groups = [[lane for lane in range(LANES) if lane % 16 // 4 == quad] for quad in range(4)] if is_quad else [list(range(LANES))]
+    groups = (
+        [[lane for lane in range(LANES) if lane % 16 // 4 == quad] for quad in range(4)] if is_quad else [list(range(LANES))]
+    )
     size = _BITS[types["d"]]
 
     def expected() -> list[int]:
@@ -294,7 +309,10 @@ def products() -> Iterator[Case]:
     for shape, a, b, c in itertools.product(("m16n8k16", "m16n8k32"), ("e4m3", "e5m2"), ("e4m3", "e5m2"), ("f16", "f32")):
         yield made(shape, _types(a, c, b=b), target="sm_100")
     integers = "mma.sync.aligned.{shape}.row.col{satfinite}.{d}.{a}.{b}.{c}"
-    for shapes, kinds in ((("m8n8k16", "m16n8k16", "m16n8k32"), ("s8", "u8")), (("m8n8k32", "m16n8k32", "m16n8k64"), ("s4", "u4"))):
+    for shapes, kinds in (
+        (("m8n8k16", "m16n8k16", "m16n8k32"), ("s8", "u8")),
+        (("m8n8k32", "m16n8k32", "m16n8k64"), ("s4", "u4")),
+    ):
         for shape, a, b, satfinite in itertools.product(shapes, kinds, kinds, ("", ".satfinite")):
             pattern = integers.replace("{satfinite}", satfinite)
             yield made(shape, _types(a, "s32", b=b), pattern, saturates=bool(satfinite))
@@ -304,7 +322,9 @@ def products() -> Iterator[Case]:
         )
         yield made(shape, _types("b1", "s32"), plain + f".{name}.popc", combine=combine)
     quads = "mma.sync.aligned.m8n8k4.{alayout}.{blayout}.{d}.f16.f16.{c}"
-    for alayout, blayout, (c, d) in itertools.product(("row", "col"), ("row", "col"), (("f16", "f16"), ("f16", "f32"), ("f32", "f32"))):
+    for alayout, blayout, (c, d) in itertools.product(
+        ("row", "col"), ("row", "col"), (("f16", "f16"), ("f16", "f32"), ("f32", "f32"))
+    ):
         variant = quads.format(alayout=alayout, blayout=blayout, c=c, d=d)
         yield mma(variant, (8, 8, 4), _types("f16", c, d=d), layouts=(alayout, blayout))
 
@@ -382,11 +402,14 @@ STRIDE = 4
 
 def wmmas() -> list[Wmma]:
     shapes = ((16, 16, 16), (8, 32, 16), (32, 8, 16))
-    found = [
-        Wmma(shape, ("f16", "f16", c, d)) for shape in shapes for c in ("f16", "f32") for d in ("f16", "f32")
-    ]
+    found = [Wmma(shape, ("f16", "f16", c, d)) for shape in shapes for c in ("f16", "f32") for d in ("f16", "f32")]
     found += [Wmma(shape, ("bf16", "bf16", "f32", "f32")) for shape in shapes]
-    found += [Wmma(shape, (a, a, "s32", "s32"), satfinite) for shape in shapes for a in ("s8", "u8") for satfinite in ("", ".satfinite")]
+    found += [
+        Wmma(shape, (a, a, "s32", "s32"), satfinite)
+        for shape in shapes
+        for a in ("s8", "u8")
+        for satfinite in ("", ".satfinite")
+    ]
     return [*found, Wmma((16, 16, 8), ("tf32", "tf32", "f32", "f32")), Wmma((8, 8, 4), ("f64",) * 4)]
 
 
@@ -534,8 +557,10 @@ def moves() -> Iterator[Case]:
             result = 0
             for matrix in range(count):
                 row, column = lane // 4, lane % 4 * 2
-                first, second = ((8 * matrix + column, row), (8 * matrix + column + 1, row)) if trans else (
-                    (8 * matrix + row, column), (8 * matrix + row, column + 1)
+                first, second = (
+                    ((8 * matrix + column, row), (8 * matrix + column + 1, row))
+                    if trans
+                    else ((8 * matrix + row, column), (8 * matrix + row, column + 1))
                 )
                 result |= (half(*first) | half(*second) << 16) << 32 * matrix
             expected.append(result)
@@ -585,9 +610,7 @@ def _transposition(generator: random.Random) -> Case:
     def half(row: int, column: int) -> int:
         return rows[row * 4 + column // 2][0] >> 16 * (column % 2) & 0xFFFF
 
-    expected = [
-        half(lane % 4 * 2, lane // 4) | half(lane % 4 * 2 + 1, lane // 4) << 16 for lane in range(LANES)
-    ]
+    expected = [half(lane % 4 * 2, lane // 4) | half(lane % 4 * 2 + 1, lane // 4) << 16 for lane in range(LANES)]
     variant = "movmatrix.sync.aligned.m8n8.trans.b16"
     return Case(variant, f"{variant} <d>, <a>;", (32, 32), rows, expected)
 

@@ -280,7 +280,8 @@ def _atomic_case(
         result = "%old, " if name == "atom" else ""
         if wide:
             show = (
-                f"ld{look}.b128 %new, [{place}]; {{ .reg .b64 %p, %q, %r, %s; mov.b128 {{%p, %q}}, %old; mov.b128 {{%r, %s}}, %new;"
+                f"ld{look}.b128 %new, [{place}]; {{ .reg .b64 %p, %q, %r, %s;"
+                " mov.b128 {%p, %q}, %old; mov.b128 {%r, %s}, %new;"
                 " xor.b64 %p, %p, %r; xor.b64 %q, %q, %s; st.global.v2.b64 [<to>], {%p, %q}; }"
             )
             expected = [row[0] ^ function(*row) for row in inputs]
@@ -307,9 +308,7 @@ def _vector_atomics() -> Iterator[Case]:
 
 
 def _vector_case(type: str, modifiers: str, n: int, count: int, one: Callable[[int, int], int]) -> Iterator[Case]:
-    rows = [
-        _atomic_inputs(f"vector {index}", type, n, 2) for index in range(count)
-    ]
+    rows = [_atomic_inputs(f"vector {index}", type, n, 2) for index in range(count)]
     inputs: list[list[int]] = []
     expected_new: list[int] = []
     for row in range(ROWS):

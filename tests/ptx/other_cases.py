@@ -67,7 +67,11 @@ def addresses() -> Iterator[Case]:
             text = ".reg .b64 %back; cvta.to.global.u64 %back, %at; ld.global.b32 <d>, [<from>];"
             yield _unchanged_by("cvta.to.global.u64", text)
             continue
-        narrow = ".reg .b32 %narrow; cvt.u32.u64 %narrow, %back;" if space == "shared" else ".reg .b64 %narrow; mov.b64 %narrow, %back;"
+        narrow = (
+            ".reg .b32 %narrow; cvt.u32.u64 %narrow, %back;"
+            if space == "shared"
+            else ".reg .b64 %narrow; mov.b64 %narrow, %back;"
+        )
         text = (
             f".reg .b64 %back; cvta.to.{space}.u64 %back, %generic_{space}; {narrow}"
             f" st.{space}.b32 [%narrow], <a>; ld.{space}.b32 <d>, [%{space}];"
@@ -105,10 +109,14 @@ def stacks() -> Iterator[Case]:
 
 def differences() -> Iterator[Case]:
     """vabsdiff2 and vabsdiff4: absolute differences of halves or bytes, or c plus their sum."""
-    for width, (d, a, b), suffix in itertools.product((16, 8), itertools.product(("u32", "s32"), repeat=3), ("", ".sat", ".add")):
+    for width, (d, a, b), suffix in itertools.product(
+        (16, 8), itertools.product(("u32", "s32"), repeat=3), ("", ".sat", ".add")
+    ):
         variant = f"vabsdiff{32 // width}.{d}.{a}.{b}{suffix}"
 
-        def function(x: int, y: int, c: int, width: int = width, d: str = d, a: str = a, b: str = b, suffix: str = suffix) -> int:
+        def function(
+            x: int, y: int, c: int, width: int = width, d: str = d, a: str = a, b: str = b, suffix: str = suffix
+        ) -> int:
             parts = [
                 abs(value(x >> shift, f"{a[0]}{width}") - value(y >> shift, f"{b[0]}{width}")) for shift in range(0, 32, width)
             ]

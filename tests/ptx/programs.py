@@ -184,7 +184,7 @@ def _indirect(numbers: Array, thread: Array) -> Iterator[Program]:
             opcode,
             (opcode,),
             entry(f"""
-                and.b32 %y, %thread, {0 if opcode.endswith('uni') else 3};
+                and.b32 %y, %thread, {0 if opcode.endswith("uni") else 3};
                 ld.global.u32 %x, [%in];
                 table: .branchtargets first, second, third, first;
                 {opcode} %y, table;
@@ -238,7 +238,11 @@ def _indirect(numbers: Array, thread: Array) -> Iterator[Program]:
     yield Program(
         "a call of no function",
         (),
-        functions + entry(f"mov.u64 %function, by_3; add.u64 %function, %function, 77; {call.format(call='call')}", declare=".reg .b64 %function;"),
+        functions
+        + entry(
+            f"mov.u64 %function, by_3; add.u64 %function, %function, 77; {call.format(call='call')}",
+            declare=".reg .b64 %function;",
+        ),
         numbers,
         None,
         error=718,
@@ -410,10 +414,19 @@ def barriers() -> Iterator[Program]:
         ("bar.sync 3, 96;", "MODE_LANES"),
         ("mov.u32 %id, 4; barrier.sync %id, 96;", "MODE_LANES"),
         # Threads that may take different ways meet at the same barrier.
-        ("setp.lt.u32 %p, %thread, 40; @%p bra here; barrier.sync 0; bra.uni there; here: barrier.sync 0; there:", "MODE_LANES"),
+        (
+            "setp.lt.u32 %p, %thread, 40; @%p bra here; barrier.sync 0; bra.uni there; here: barrier.sync 0; there:",
+            "MODE_LANES",
+        ),
     ):
         yield Program(
-            text, ("barrier.sync",), entry(exchange.format(barrier=text), declare=declare), numbers, reversed_, threads=96, mode=mode
+            text,
+            ("barrier.sync",),
+            entry(exchange.format(barrier=text), declare=declare),
+            numbers,
+            reversed_,
+            threads=96,
+            mode=mode,
         )
     yield from _barrier_reductions()
     yield _producers(numbers)
@@ -458,7 +471,13 @@ def _producers(numbers: Array) -> Program:
     )
     last = numbers[64:96]
     return Program(
-        "producers and consumers", ("barrier.arrive",), text, numbers, np.concatenate([last, last, last]), threads=96, mode="MODE_LANES"
+        "producers and consumers",
+        ("barrier.arrive",),
+        text,
+        numbers,
+        np.concatenate([last, last, last]),
+        threads=96,
+        mode="MODE_LANES",
     )
 
 
@@ -576,11 +595,13 @@ def _mbarriers(space: str) -> Iterator[Program]:
             wait = f"""
                 @%p mbarrier.init{space}.b64 [{address}], 64; bar.sync 0;
                 mbarrier.arrive{space}.b64 %state, [{address}];
-            again: mbarrier.{test}{parity}{space}.b64 %q, [{address}], {'0' if parity else '%state'}; @!%q bra again;
+            again: mbarrier.{test}{parity}{space}.b64 %q, [{address}], {"0" if parity else "%state"}; @!%q bra again;
             """
             variants = (f"mbarrier.init{space}.b64", f"mbarrier.arrive{space}.b64", f"mbarrier.{test}{parity}{space}.b64")
             text = entry(head + exchange.format(wait=wait), declare=declare)
-            yield Program(f"mbarrier.{test}{parity}{space}", variants, text, numbers, numbers[::-1].copy(), threads=64, mode="MODE_LANES")
+            yield Program(
+                f"mbarrier.{test}{parity}{space}", variants, text, numbers, numbers[::-1].copy(), threads=64, mode="MODE_LANES"
+            )
     yield _phases(space, address, head, declare)
 
 
@@ -613,7 +634,9 @@ def _phases(space: str, address: str, head: str, declare: str) -> Program:
     show(False, 2)
     lines.append(f"mbarrier.arrive_drop.expect_tx{space}.b64 %state, [{address}], 8;")
     show(False, 1)
-    lines.append(f"mbarrier.arrive.expect_tx{space}.b64 %state, [{address}], 8; mbarrier.complete_tx{space}.b64 [{address}], 16;")
+    lines.append(
+        f"mbarrier.arrive.expect_tx{space}.b64 %state, [{address}], 8; mbarrier.complete_tx{space}.b64 [{address}], 16;"
+    )
     show(True, 1)
     # The count goes up by the copies' arrival, and down when the copies are done.
     lines.append(f"cp.async.mbarrier.arrive{space}.b64 [{address}]; mbarrier.arrive{space}.b64 %state, [{address}];")
@@ -624,9 +647,15 @@ def _phases(space: str, address: str, head: str, declare: str) -> Program:
     kinds = ("init", "inval", "arrive", "arrive.noComplete", "arrive.expect_tx", "arrive_drop", "arrive_drop.noComplete")
     kinds += ("arrive_drop.expect_tx", "expect_tx", "complete_tx", "test_wait")
     variants = tuple(f"mbarrier.{kind}{space}.b64" for kind in kinds)
-    variants += (f"cp.async.mbarrier.arrive{space}.b64", f"cp.async.mbarrier.arrive.noinc{space}.b64", "mbarrier.pending_count.b64")
+    variants += (
+        f"cp.async.mbarrier.arrive{space}.b64",
+        f"cp.async.mbarrier.arrive.noinc{space}.b64",
+        "mbarrier.pending_count.b64",
+    )
     text = entry(head + "\n".join(lines), declare=declare)
-    return Program(f"phases of an mbarrier{space}", variants, text, np.zeros(1, np.uint32), np.array(expected, np.uint32), threads=1)
+    return Program(
+        f"phases of an mbarrier{space}", variants, text, np.zeros(1, np.uint32), np.array(expected, np.uint32), threads=1
+    )
 
 
 def all_programs() -> list[Program]:

@@ -149,9 +149,7 @@ def matches() -> Iterator[Case]:
                 return dict.fromkeys(group, (mask | 1 << 32) if equal else 0)
 
             yield from both(f"match.any.sync.b{n}", f"match.any.sync.b{n} <d>, <a>, <mask>;", (32, n), rows, any_)
-            text = (
-                f"match.all.sync.b{n} %value|%p, <a>, <mask>; selp.b32 %valid, 1, 0, %p; mov.b64 <d>, {{%value, %valid}};"
-            )
+            text = f"match.all.sync.b{n} %value|%p, <a>, <mask>; selp.b32 %valid, 1, 0, %p; mov.b64 <d>, {{%value, %valid}};"
             declare = ".reg .pred %p; .reg .b32 %value, %valid;"
             yield from both(f"match.all.sync.b{n}", text, (64, n), rows, all_, declare)
 

@@ -1,6 +1,7 @@
 """Writes the C of a function's instructions: operands, results and addresses.
 
-The C uses the names that ``kernel.h`` describes: ``k``, ``b``, ``w`` and ``t`` are the worker, the block, the warp and the thread.
+The C uses the names that ``kernel.h`` describes: ``k``, ``b``, ``w`` and ``t`` are the worker, the block, the warp and the
+thread.
 """
 
 from __future__ import annotations
@@ -258,8 +259,10 @@ class Code:
     def _address_value(self, address: Address) -> str:
         base, offset = address
         if isinstance(base, Register) and base.type.bits == 32:
-            return f"(u32)({self.read(base, TYPES['u32'])} + {offset}u)" if offset >= 0 else (
-                f"(u32)({self.read(base, TYPES['u32'])} - {-offset}u)"
+            return (
+                f"(u32)({self.read(base, TYPES['u32'])} + {offset}u)"
+                if offset >= 0
+                else (f"(u32)({self.read(base, TYPES['u32'])} - {-offset}u)")
             )
         value = self.read(base, TYPES["u64"])
         return f"({value} + {offset}ll)" if offset else value
@@ -356,7 +359,7 @@ def _find_roots(function: Function) -> dict[str, str]:
             if target.type.bits != 64 or target.name in sources:
                 continue
             kind = statement.opcode.split(".", 1)[0]
-            operands = [operand.name for operand in statement.operands[1:] if _is_wide(operand)]
+            operands = [operand.name for operand in statement.operands[1:] if isinstance(operand, Register) and operand.type.bits == 64]
             sources[target.name] = operands if kind in ("add", "sub", "mad", "mov", "cvta", "selp") else []
             if kind in ("mul", "shl", "cvt", "and", "neg"):
                 sources[target.name] = [""]  # an offset, not an address
@@ -375,7 +378,3 @@ def _find_roots(function: Function) -> dict[str, str]:
     for name in sources:
         root(name, 0)
     return roots
-
-
-def _is_wide(operand: Operand) -> bool:
-    return isinstance(operand, Register) and operand.type.bits == 64

@@ -20,7 +20,7 @@ from .inlining import Calls, inline_waiting
 from .operations import Waiting
 from .parser import identifier
 from .program import Kernel, Program
-from .syntax import Function, Instruction, Operand, Register, Symbol
+from .syntax import Function, Instruction, Register, Symbol
 from .types import TYPES
 
 __all__ = ["INTERFACE", "generate"]
@@ -187,7 +187,9 @@ class _FiberFunction(_Writer):
 
     def signature(self) -> str:
         names = [f"char *result_{number}" for number in range(len(self.function.results))]
-        names += [f"char *argument_{number}" for number in range(0 if self.function.is_entry else len(self.function.parameters))]
+        names += [
+            f"char *argument_{number}" for number in range(0 if self.function.is_entry else len(self.function.parameters))
+        ]
         return f"static void {_function_name(self.module, self.function.name)}({', '.join(['struct thread *const t', *names])})"
 
     def write(self) -> str:
@@ -529,7 +531,7 @@ class _BlockWriter:
         after = f"goto J{join};" if is_merged else f"goto N{self._segments};"
 
         def goto(target: int) -> str:
-            return after if target == join or target == EXIT else f"goto {label}{target};"
+            return after if target in (join, EXIT) else f"goto {label}{target};"
 
         self._open.append(self._main.branch(block, goto, -2))
         self._emit_region(uniformity.regions[block.number], join, label, after)

@@ -70,7 +70,9 @@ class Calls:
 
     def _any_waits(self) -> bool:
         modules = self._program.modules
-        return any(self.waits(number, modules[number].function(name)) for number, name in self._program.functions_with_address())
+        return any(
+            self.waits(number, modules[number].function(name)) for number, name in self._program.functions_with_address()
+        )
 
 
 def inline_waiting(calls: Calls, module: int, function: Function) -> Function | None:

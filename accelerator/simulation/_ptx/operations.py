@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Callable, Iterator, Mapping
+from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from .syntax import Instruction
@@ -89,15 +90,16 @@ class Table(dict[str, Operation]):
         self,
         pattern: str,
         translate: Translate,
+        choices: Mapping[str, str] = MappingProxyType({}),
         *,
         results: int = 1,
         is_pure: bool = True,
         waits: str = "",
         polls: bool = False,
-        **choices: str,
+        **more_choices: str,
     ) -> None:
         """Accept the variants of a pattern."""
-        for variant, chosen in expand(pattern, choices):
+        for variant, chosen in expand(pattern, {**choices, **more_choices}):
             if variant in self:
                 raise ValueError(f"{variant} is described twice")
             self[variant] = Operation(variant, self.family, translate, chosen, results, is_pure, waits, polls)
@@ -120,7 +122,7 @@ def typed(spec: str, type: PtxType) -> PtxType:
     return TYPES[spec]
 
 
-def rule(table: Table, pattern: str, semantics: str, *, types: str = "", operands: str = "T T T T T", **choices: str) -> None:
+def rule(table: Table, pattern: str, semantics: str, *, types: str = "", operands: str = "T T T T T") -> None:
     """Accept the variants of a pattern whose result is an expression of C.
 
     Args:
@@ -130,7 +132,6 @@ def rule(table: Table, pattern: str, semantics: str, *, types: str = "", operand
             the number of bits; other names in braces are modifiers.
         types: The types that T stands for.
         operands: The types of the result and the operands; the last one repeats.
-        **choices: The choices of other names.
     """
     specs = operands.split()
 
@@ -145,4 +146,4 @@ def rule(table: Table, pattern: str, semantics: str, *, types: str = "", operand
         filled = semantics.format(**{**chosen, "T": type.name, "U": f"u{type.bits}", "W": wide, "N": type.bits})
         return code.write(instruction.operands[0], typed(specs[0], type), _OPERAND.sub(operand, filled))
 
-    table.add(pattern, translate, **({"T": types} if types else {}), **choices)
+    table.add(pattern, translate, {"T": types})

@@ -40,9 +40,7 @@ _LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:version|target|address_size|file|loc)
 _FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 _TARGET = re.compile(r"^[ \t]*\.target\s+(sm_(\d+)\w*)", re.MULTILINE)
 _NAME = r"[A-Za-z_$%][\w$]*"
-_VARIABLE = re.compile(
-    r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(global|const|shared|local|param|reg)\s+(.*)", re.DOTALL
-)
+_VARIABLE = re.compile(r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(global|const|shared|local|param|reg)\s+(.*)", re.DOTALL)
 _ATTRIBUTES = re.compile(r"\s*\.(?:attribute\s*\([^)]*\)|ptr(?:\s+\.(?:global|shared|const|local|generic))?)\s*")
 _ALIGNMENT = re.compile(r"\s*\.align\s+(\d+)\s*")
 _DECLARED = re.compile(rf"\s*({_NAME})\s*(?:<(\d+)>)?\s*((?:\[[^]]*\]\s*)*)")

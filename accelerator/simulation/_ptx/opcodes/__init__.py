@@ -4,7 +4,20 @@ from __future__ import annotations
 
 from ..errors import Refused
 from ..operations import Operation
-from . import asynchronous, atomics, barriers, comparisons, control, conversions, floats, halves, integers, matrices, memory, warps
+from . import (
+    asynchronous,
+    atomics,
+    barriers,
+    comparisons,
+    control,
+    conversions,
+    floats,
+    halves,
+    integers,
+    matrices,
+    memory,
+    warps,
+)
 
 __all__ = ["OPERATIONS", "canonical", "find"]
 

@@ -1,7 +1,7 @@
 """Asynchronous copies and mbarrier objects.
 
-A copy is done when it is begun, so groups of copies need no waiting. What an mbarrier object holds is PTX's secret; here it is the
-word that ``memory.h`` describes.
+A copy is done when it is begun, so groups of copies need no waiting. PTX does not say what an mbarrier object
+holds; here it is the word that ``memory.h`` describes.
 """
 
 from __future__ import annotations
@@ -38,9 +38,7 @@ def _copy(code: Code, instruction: Instruction, choices: Choices) -> str:
     if rest:
         operand = rest[0]
         is_predicate = isinstance(operand, Register) and operand.type is PREDICATE
-        copied = (
-            f"({code.read(operand, PREDICATE)} ? 0 : {size.value}u)" if is_predicate else code.read(operand, TYPES["u32"])
-        )
+        copied = f"({code.read(operand, PREDICATE)} ? 0 : {size.value}u)" if is_predicate else code.read(operand, TYPES["u32"])
     to = code.pointer(target, "shared", size.value)
     if not rest:
         return f"copy_and_clear({to}, {code.pointer(source, 'global', size.value)}, {size.value}, {size.value});"
@@ -137,13 +135,13 @@ TABLE.add("cp.async.bulk.prefetch.L2.global", _nothing, results=0, is_pure=False
 TABLE.add("cp.async.bulk.D.A.mbarrier::complete_tx::bytes", _bulk, results=0, is_pure=False, D="shared", A="global")
 TABLE.add("cp.async.bulk.D.A.bulk_group", _bulk, results=0, is_pure=False, D="global", A="shared")
 _SPACE = {"space": "shared"}
-TABLE.add("cp.async.mbarrier.arrive{.noinc}{.space}.b64", _arrive_after_copies, results=0, is_pure=False, **_SPACE)
-TABLE.add("mbarrier.init{.space}.b64", _init, results=0, is_pure=False, **_SPACE)
-TABLE.add("mbarrier.inval{.space}.b64", _nothing, results=0, is_pure=False, **_SPACE)
+TABLE.add("cp.async.mbarrier.arrive{.noinc}{.space}.b64", _arrive_after_copies, _SPACE, results=0, is_pure=False)
+TABLE.add("mbarrier.init{.space}.b64", _init, _SPACE, results=0, is_pure=False)
+TABLE.add("mbarrier.inval{.space}.b64", _nothing, _SPACE, results=0, is_pure=False)
 _ARRIVALS = {**_SPACE, "verb": "arrive arrive_drop"}
-TABLE.add("mbarrier.verb{.expect}{.space}.b64", _arrive, is_pure=False, expect="expect_tx", **_ARRIVALS)
-TABLE.add("mbarrier.verb.noComplete{.space}.b64", _arrive, is_pure=False, **_ARRIVALS)
-TABLE.add("mbarrier.verb{.space}.b64", _expect, results=0, is_pure=False, verb="expect_tx complete_tx", **_SPACE)
-TABLE.add("mbarrier.test_wait{.parity}{.space}.b64", _test, is_pure=False, polls=True, **_SPACE)
-TABLE.add("mbarrier.try_wait{.parity}{.space}.b64", _try, is_pure=False, waits="lanes", **_SPACE)
+TABLE.add("mbarrier.verb{.expect}{.space}.b64", _arrive, _ARRIVALS, is_pure=False, expect="expect_tx")
+TABLE.add("mbarrier.verb.noComplete{.space}.b64", _arrive, _ARRIVALS, is_pure=False)
+TABLE.add("mbarrier.verb{.space}.b64", _expect, _SPACE, results=0, is_pure=False, verb="expect_tx complete_tx")
+TABLE.add("mbarrier.test_wait{.parity}{.space}.b64", _test, _SPACE, is_pure=False, polls=True)
+TABLE.add("mbarrier.try_wait{.parity}{.space}.b64", _try, _SPACE, is_pure=False, waits="lanes")
 TABLE.add("mbarrier.pending_count.b64", _pending_count)

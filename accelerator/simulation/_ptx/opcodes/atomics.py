@@ -53,7 +53,9 @@ def _expression(choices: Choices, type: PtxType, pointer: str, values: list[str]
     if operation in _BUILTINS and type.name[0] in "bus" and type.name not in _HALVES and not is_alone:
         return f"__atomic_fetch_{operation}(({type.word} *)({pointer}), ({type.word}){values[0]}, __ATOMIC_SEQ_CST)"
     macro = "UPDATE_ALONE" if is_alone else "UPDATE_ATOMIC"
-    update = _update(operation, type, is_global=choices.get("space") == "global", is_generic="space" not in choices or not choices["space"])
+    update = _update(
+        operation, type, is_global=choices.get("space") == "global", is_generic="space" not in choices or not choices["space"]
+    )
     return f"({{ {type.c} value_ = {values[0]}; {macro}({type.c}, {type.word}, {pointer}, {update}); }})"
 
 
@@ -70,9 +72,7 @@ def _update(operation: str, type: PtxType, *, is_global: bool, is_generic: bool)
     return _EXPRESSIONS[operation].format(value="value_")
 
 
-def _vector(
-    code: Code, choices: Choices, target: Operand, address: Operand, vector: Vector, type: PtxType
-) -> str:
+def _vector(code: Code, choices: Choices, target: Operand, address: Operand, vector: Vector, type: PtxType) -> str:
     """Each element is updated alone."""
     targets = target.parts if isinstance(target, Vector) else tuple(Sink() for _ in vector.parts)
     pointer = code.pointer(address, choices.get("space", ""), type.bytes * len(vector.parts))

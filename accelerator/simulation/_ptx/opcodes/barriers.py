@@ -55,7 +55,7 @@ TABLE.add("barrier.red.operation.T", _reduce, is_pure=False, waits="uniform", op
 TABLE.add("barrier.red.operation.T", _reduce, is_pure=False, waits="uniform", operation="and or", T="pred")
 _SCOPES = {"scope": "cta cluster gpu sys"}
 TABLE.add("membar.level", _fence, results=0, is_pure=False, level="cta gl sys")
-TABLE.add("fence{.order}.scope", _fence, results=0, is_pure=False, order="sc acq_rel acquire release", **_SCOPES)
+TABLE.add("fence{.order}.scope", _fence, _SCOPES, results=0, is_pure=False, order="sc acq_rel acquire release")
 _PROXIES = "alias async async.global async.shared::cta"
 TABLE.add("fence.proxy.kind", _fence, results=0, is_pure=False, kind=_PROXIES)
 TABLE.add("membar.proxy.alias", _fence, results=0, is_pure=False)

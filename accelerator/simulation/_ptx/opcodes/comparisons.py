@@ -97,7 +97,15 @@ def _setp_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
     )
 
 
-_ONES = {"u32": "0xffffffffu : 0", "s32": "-1 : 0", "f32": "1.0f : 0.0f", "f16": "0x3c00 : 0", "bf16": "0x3f80 : 0", "u16": "0xffff : 0", "s16": "-1 : 0"}
+_ONES = {
+    "u32": "0xffffffffu : 0",
+    "s32": "-1 : 0",
+    "f32": "1.0f : 0.0f",
+    "f16": "0x3c00 : 0",
+    "bf16": "0x3f80 : 0",
+    "u16": "0xffff : 0",
+    "s16": "-1 : 0",
+}
 
 
 def _set(code: Code, instruction: Instruction, choices: Choices) -> str:
@@ -124,8 +132,8 @@ def _set_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
 def _add_comparisons(orders: str, ftz: str, types: str) -> None:
     for combination in ("", ".logic"):
         chosen = {"order": orders, "logic": "and or xor", "T": types}
-        TABLE.add(f"setp.order{combination}{ftz}.T", _setp, **chosen)
-        TABLE.add(f"set.order{combination}{ftz}.D.T", _set, **chosen, D="u32 s32 f32")
+        TABLE.add(f"setp.order{combination}{ftz}.T", _setp, chosen)
+        TABLE.add(f"set.order{combination}{ftz}.D.T", _set, chosen, D="u32 s32 f32")
 
 
 def _define_comparisons() -> None:
@@ -137,10 +145,10 @@ def _define_comparisons() -> None:
     for combination in ("", ".logic"):
         chosen = {"order": _FLOAT_ORDERS, "logic": "and or xor"}
         for ftz, type in (("{.ftz}", "f16"), ("", "bf16")):
-            TABLE.add(f"setp.order{combination}{ftz}.T", _setp, **chosen, T=type)
-            TABLE.add(f"setp.order{combination}{ftz}.T", _setp_pair, **chosen, T=f"{type}x2")
-            TABLE.add(f"set.order{combination}{ftz}.D.T", _set, **chosen, D=f"{type} u16 s16 u32 s32", T=type)
-            TABLE.add(f"set.order{combination}{ftz}.{type}x2.T", _set_pair, **chosen, T=f"{type}x2")
+            TABLE.add(f"setp.order{combination}{ftz}.T", _setp, chosen, T=type)
+            TABLE.add(f"setp.order{combination}{ftz}.T", _setp_pair, chosen, T=f"{type}x2")
+            TABLE.add(f"set.order{combination}{ftz}.D.T", _set, chosen, D=f"{type} u16 s16 u32 s32", T=type)
+            TABLE.add(f"set.order{combination}{ftz}.{type}x2.T", _set_pair, chosen, T=f"{type}x2")
 
 
 def _slct(code: Code, instruction: Instruction, choices: Choices) -> str:

@@ -177,32 +177,32 @@ def _define_scalars() -> None:
     for target in _INTEGERS.split():
         sources = " ".join(source for source in _INTEGERS.split() if not _holds(TYPES[target], TYPES[source]))
         TABLE.add("cvt.sat.D.A", _integer_to_integer, D=target, A=sources)
-    TABLE.add("cvt.rnd{.sat}.D.A", _integer_to_float, D="f16 f32 f64", A=_INTEGERS, **rounded)
-    TABLE.add("cvt.rnd.D.A", _integer_to_float, D="bf16", A=_WIDER_INTEGERS, **rounded)
-    TABLE.add("cvt.rnd{.sat}.D.A", _float_to_integer, D=_INTEGERS, A="f16 f64", **to_integer)
-    TABLE.add("cvt.rnd.D.A", _float_to_integer, D=_WIDER_INTEGERS, A="bf16", **to_integer)
-    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_integer, D=_INTEGERS, A="f32", **to_integer)
+    TABLE.add("cvt.rnd{.sat}.D.A", _integer_to_float, rounded, D="f16 f32 f64", A=_INTEGERS)
+    TABLE.add("cvt.rnd.D.A", _integer_to_float, rounded, D="bf16", A=_WIDER_INTEGERS)
+    TABLE.add("cvt.rnd{.sat}.D.A", _float_to_integer, to_integer, D=_INTEGERS, A="f16 f64")
+    TABLE.add("cvt.rnd.D.A", _float_to_integer, to_integer, D=_WIDER_INTEGERS, A="bf16")
+    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_integer, to_integer, D=_INTEGERS, A="f32")
 
 
 def _define_floats() -> None:
     rounded = {"rnd": "rn rz rm rp"}
     to_integer = {"rnd": " ".join(_TO_INTEGER)}
     # The same type: with rounding to an integer, or without.
-    TABLE.add("cvt{.rnd}{.ftz}{.sat}.D.A", _float_to_float, D="f32", A="f32", **to_integer)
-    TABLE.add("cvt{.rnd}{.sat}.D.A", _float_to_float, D="f64", A="f64", **to_integer)
-    TABLE.add("cvt{.rnd}{.sat}.D.A", _float_to_float, D="f16", A="f16", **to_integer)
-    TABLE.add("cvt.rnd.D.A", _float_to_float, D="bf16", A="bf16", **to_integer)
+    TABLE.add("cvt{.rnd}{.ftz}{.sat}.D.A", _float_to_float, to_integer, D="f32", A="f32")
+    TABLE.add("cvt{.rnd}{.sat}.D.A", _float_to_float, to_integer, D="f64", A="f64")
+    TABLE.add("cvt{.rnd}{.sat}.D.A", _float_to_float, to_integer, D="f16", A="f16")
+    TABLE.add("cvt.rnd.D.A", _float_to_float, to_integer, D="bf16", A="bf16")
     # To a wider one.
     TABLE.add("cvt{.ftz}{.sat}.D.A", _float_to_float, D="f64", A="f32")
     TABLE.add("cvt{.ftz}{.sat}.D.A", _float_to_float, D="f32", A="f16")
     TABLE.add("cvt{.sat}.D.A", _float_to_float, D="f64", A="f16")
     TABLE.add("cvt.D.A", _float_to_float, D="f32 f64", A="bf16")
     # To a narrower one.
-    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_float, D="f32", A="f64", **rounded)
-    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_float, D="f16", A="f32", **rounded)
-    TABLE.add("cvt.rnd{.sat}.D.A", _float_to_float, D="f16", A="f64", **rounded)
-    TABLE.add("cvt.rnd.D.A", _float_to_float, D="bf16", A="f32 f64 f16", **rounded)
-    TABLE.add("cvt.rnd.D.A", _float_to_float, D="f16", A="bf16", **rounded)
+    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_float, rounded, D="f32", A="f64")
+    TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_float, rounded, D="f16", A="f32")
+    TABLE.add("cvt.rnd{.sat}.D.A", _float_to_float, rounded, D="f16", A="f64")
+    TABLE.add("cvt.rnd.D.A", _float_to_float, rounded, D="bf16", A="f32 f64 f16")
+    TABLE.add("cvt.rnd.D.A", _float_to_float, rounded, D="f16", A="bf16")
     for modifiers in (".relu", ".satfinite", ".relu.satfinite"):
         TABLE.add(f"cvt.rnd{modifiers}.D.A", _float_to_float, D="f16 bf16", A="f32", rnd="rn rz")
 

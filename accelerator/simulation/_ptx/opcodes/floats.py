@@ -98,31 +98,31 @@ def _define_arithmetic() -> None:
     rounded = {"rnd": "rn rz rm rp"}
     for name in ("add", "sub", "mul"):
         single = f"{name}{{.rnd}}{{.ftz}}{{.sat}}.T"
-        _add(single, name, T="f32", **rounded)
-        _add(f"{name}{{.rnd}}.T", name, T="f64", **rounded)
+        _add(single, name, {**rounded, "T": "f32"})
+        _add(f"{name}{{.rnd}}.T", name, {**rounded, "T": "f64"})
     for name in ("fma", "mad"):
-        _add(f"{name}.rnd{{.ftz}}{{.sat}}.T", "fma", T="f32", **rounded)
-        _add(f"{name}.rnd.T", "fma", T="f64", **rounded)
+        _add(f"{name}.rnd{{.ftz}}{{.sat}}.T", "fma", {**rounded, "T": "f32"})
+        _add(f"{name}.rnd.T", "fma", {**rounded, "T": "f64"})
     for name in ("add", "sub", "mul"):
-        TABLE.add(f"{name}{{.rnd}}{{.ftz}}.f32x2", _packed, **rounded)
-    TABLE.add("fma.rnd{.ftz}.f32x2", _packed, **rounded)
+        TABLE.add(f"{name}{{.rnd}}{{.ftz}}.f32x2", _packed, rounded)
+    TABLE.add("fma.rnd{.ftz}.f32x2", _packed, rounded)
     for name in ("div", "rcp", "sqrt"):
-        _add(f"{name}.rnd{{.ftz}}.T", name, T="f32", **rounded)
-        _add(f"{name}.rnd.T", name, T="f64", **rounded)
+        _add(f"{name}.rnd{{.ftz}}.T", name, {**rounded, "T": "f32"})
+        _add(f"{name}.rnd.T", name, {**rounded, "T": "f64"})
 
 
-def _add(pattern: str, name: str, **choices: str) -> None:
+def _add(pattern: str, name: str, choices: Choices) -> None:
     def translate(code: Code, instruction: Instruction, chosen: Choices) -> str:
         return _arithmetic(code, instruction, {**chosen, "operation": name})
 
-    TABLE.add(pattern, translate, **choices)
+    TABLE.add(pattern, translate, choices)
 
 
 def _add_function(pattern: str, expression: str, **choices: str) -> None:
     def translate(code: Code, instruction: Instruction, chosen: Choices) -> str:
         return _function(expression, code, instruction, chosen)
 
-    TABLE.add(pattern, translate, **choices)
+    TABLE.add(pattern, translate, choices)
 
 
 def _define_approximations() -> None:

@@ -65,7 +65,7 @@ def _add(pattern: str, expression: str, **choices: str) -> None:
     def translate(code: Code, instruction: Instruction, chosen: Choices) -> str:
         return _computation(expression, code, instruction, chosen)
 
-    TABLE.add(pattern, translate, **choices)
+    TABLE.add(pattern, translate, choices)
 
 
 _HALF, _BFLOAT16 = "f16 f16x2", "bf16 bf16x2"

@@ -28,8 +28,7 @@ _ELEMENTS = {
     "b1": "E_B1",
     "s32": "E_S32",
 }
-_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4}
-_BITS |= {"b1": 1, "s32": 32}
+_BITS = {"f16": 16, "bf16": 16, "tf32": 32, "f32": 32, "f64": 64, "e4m3": 8, "e5m2": 8, "s8": 8, "u8": 8, "s4": 4, "u4": 4, "b1": 1, "s32": 32}
 
 
 def _parts(operand: Operand) -> tuple[Operand, ...]:
@@ -121,7 +120,7 @@ def _mma_types(pattern: str, types: Choices, **choices: str) -> None:
     filled = pattern
     for name, type in types.items():
         filled = re.sub(rf"\.{name}(?=[.{{]|$)", f".{type}", filled)
-    TABLE.add(filled, translate, is_pure=False, waits="uniform", **choices)
+    TABLE.add(filled, translate, choices, is_pure=False, waits="uniform")
 
 
 def _define_mma() -> None:
@@ -137,8 +136,13 @@ def _define_mma() -> None:
     integers = "mma.sync.aligned.shape.row.col{.satfinite}.D.A.B.C"
     _mma(integers, shape="m8n8k16 m16n8k16 m16n8k32", a="s8 u8", b="s8 u8", c="s32")
     _mma(integers, shape="m8n8k32 m16n8k32 m16n8k64", a="s4 u4", b="s4 u4", c="s32")
-    _mma("mma.sync.aligned.shape.row.col.D.A.B.C.combine.popc", shape="m8n8k128 m16n8k128 m16n8k256", a="b1", c="s32",
-         combine="xor and")
+    _mma(
+        "mma.sync.aligned.shape.row.col.D.A.B.C.combine.popc",
+        shape="m8n8k128 m16n8k128 m16n8k256",
+        a="b1",
+        c="s32",
+        combine="xor and",
+    )
 
 
 def _define_wmma() -> None:
@@ -238,9 +242,14 @@ def _transpose(code: Code, instruction: Instruction, choices: Choices) -> Waitin
 
 def _define_moves() -> None:
     options = {"count": "x1 x2 x4", "space": "shared"}
-    TABLE.add("ldmatrix.sync.aligned.m8n8.count{.trans}{.space}.b16", _load_matrices, is_pure=False, waits="uniform", **options)
+    TABLE.add("ldmatrix.sync.aligned.m8n8.count{.trans}{.space}.b16", _load_matrices, options, is_pure=False, waits="uniform")
     TABLE.add(
-        "stmatrix.sync.aligned.m8n8.count{.trans}{.space}.b16", _store_matrices, results=0, is_pure=False, waits="uniform", **options
+        "stmatrix.sync.aligned.m8n8.count{.trans}{.space}.b16",
+        _store_matrices,
+        options,
+        results=0,
+        is_pure=False,
+        waits="uniform",
     )
     TABLE.add("movmatrix.sync.aligned.m8n8.trans.b16", _transpose, is_pure=False, waits="uniform")
 

@@ -75,12 +75,11 @@ def _define_accesses() -> None:
         (".v2", _TYPES),
         (".v4", " ".join(name for name in _TYPES.split() if TYPES[name].bytes * 4 <= _LARGEST_ACCESS)),
     ):
-        plain = {"is_pure": False, "T": types}
-        TABLE.add(f"ld{{.space}}{vector}.T", _load, space="global shared local const param", **plain)
-        TABLE.add(f"st{{.space}}{vector}.T", _store, results=0, space="global shared local param", **plain)
-        strong = {**plain, "T": types.removesuffix(" b128"), "strength": "relaxed", "space": "global shared"}
-        TABLE.add(f"ld.strength{{.space}}{vector}.T", _load, polls=True, **strong)
-        TABLE.add(f"st.strength{{.space}}{vector}.T", _store, results=0, **strong)
+        TABLE.add(f"ld{{.space}}{vector}.T", _load, is_pure=False, space="global shared local const param", T=types)
+        TABLE.add(f"st{{.space}}{vector}.T", _store, results=0, is_pure=False, space="global shared local param", T=types)
+        strong = {"T": types.removesuffix(" b128"), "strength": "relaxed", "space": "global shared"}
+        TABLE.add(f"ld.strength{{.space}}{vector}.T", _load, strong, is_pure=False, polls=True)
+        TABLE.add(f"st.strength{{.space}}{vector}.T", _store, strong, results=0, is_pure=False)
         TABLE.add(f"ldu{{.space}}{vector}.T", _load, is_pure=False, space="global", T=types.removesuffix(" b128"))
 
 
@@ -159,16 +158,21 @@ def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
     if instruction.opcode.startswith("stackrestore"):
         return f"t->local_top = (char *){code.read(instruction.operands[0], TYPES['u64'])};"
     size = code.read(instruction.operands[1], TYPES["u64"])
-    alignment = instruction.operands[2] if len(instruction.operands) > 2 else Immediate(8)
-    assert isinstance(alignment, Immediate)
-    return code.write(instruction.operands[0], type, f"(u64)allocate_on_stack(t, {size}, {alignment.value})")
+    third = instruction.operands[2:]
+    alignment = third[0].value if third and isinstance(third[0], Immediate) else 8
+    return code.write(instruction.operands[0], type, f"(u64)allocate_on_stack(t, {size}, {alignment})")
 
 
 _define_accesses()
 _define_addresses()
 TABLE.add("mov.T", _mov, T="b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64")
 TABLE.add("mov.pred", _mov_predicate)
-TABLE.add("createpolicy.fractional.first{.second}.b64", _createpolicy, first="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged", second="L2::evict_first L2::evict_unchanged")
+TABLE.add(
+    "createpolicy.fractional.first{.second}.b64",
+    _createpolicy,
+    first="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+    second="L2::evict_first L2::evict_unchanged",
+)
 TABLE.add("createpolicy.cvt.L2.b64", _createpolicy)
 TABLE.add("alloca.T", _stack, is_pure=False, T="u64")
 TABLE.add("stacksave.T", _stack, is_pure=False, T="u64")

@@ -58,9 +58,7 @@ def _vote(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     return _waiting(code, choices, before, members, _results(code, target, choices["T"]), _VOTES[choices["mode"]])
 
 
-def _waiting(
-    code: Code, choices: Choices, before: str, members: list[Operand], after: str, operation: str
-) -> Waiting:
+def _waiting(code: Code, choices: Choices, before: str, members: list[Operand], after: str, operation: str) -> Waiting:
     if _is_synchronized(choices):
         return Waiting(f"{before} {_members(code, members[0])}", after, "WAIT_WARP", operation)
     return Waiting(before, after, "WAIT_CONVERGED", operation)

@@ -359,7 +359,9 @@ def _find_roots(function: Function) -> dict[str, str]:
             if target.type.bits != 64 or target.name in sources:
                 continue
             kind = statement.opcode.split(".", 1)[0]
-            operands = [operand.name for operand in statement.operands[1:] if isinstance(operand, Register) and operand.type.bits == 64]
+            operands = [
+                operand.name for operand in statement.operands[1:] if isinstance(operand, Register) and operand.type.bits == 64
+            ]
             sources[target.name] = operands if kind in ("add", "sub", "mad", "mov", "cvta", "selp") else []
             if kind in ("mul", "shl", "cvt", "and", "neg"):
                 sources[target.name] = [""]  # an offset, not an address

@@ -29,8 +29,14 @@ FLAGS = (
     *("-Wl,-z,defs", "-Wl,--hash-style=gnu", "-Wl,-z,noseparate-code", "-s"),
 )
 _FEATURES = {
-    **{"fma": "-mfma", "avx2": "-mavx2", "f16c": "-mf16c", "bmi1": "-mbmi", "bmi2": "-mbmi2"},
-    **{"popcnt": "-mpopcnt", "abm": "-mlzcnt", "sse4_1": "-msse4.1"},
+    "fma": "-mfma",
+    "avx2": "-mavx2",
+    "f16c": "-mf16c",
+    "bmi1": "-mbmi",
+    "bmi2": "-mbmi2",
+    "popcnt": "-mpopcnt",
+    "abm": "-mlzcnt",
+    "sse4_1": "-msse4.1",
 }
 _LONG_SOURCE = 1_500_000
 """Characters, above which gcc's second level of optimization would take minutes."""

@@ -58,8 +58,8 @@ class _Library(NamedTuple):
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime", "races"), "runtime/runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime", "races"), "runtime/runtime.map.in", "13"),
+    _Library("preload/libcudart.so.12", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "13"),
     _Library("driver/libcuda.so.1", ("driver", "common"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml", "common"), "nvml/nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),

@@ -25,8 +25,9 @@ from accelerator.simulation._ptx.generator import generate
 from accelerator.simulation._ptx.program import Program
 
 Array = NDArray[Any]
-NATIVE = compiler.HEADERS.parent
+NATIVE = compiler.HEADERS
 TIMEOUT_MS = 20_000
+_FACTS_SIZE = 1024  # at least, of what the library says of a kernel
 
 
 class KernelFailed(Exception):
@@ -42,7 +43,8 @@ class _Memory(ctypes.Structure):
     _fields_ = [("low", ctypes.c_uint64), ("size", ctypes.c_uint64), ("kind", ctypes.c_char_p), ("device", ctypes.c_int)]
 
 
-_Find = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64, ctypes.POINTER(_Memory))
+_Find = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_int, ctypes.c_uint64, ctypes.POINTER(_Memory))
+_Nearest = ctypes.CFUNCTYPE(ctypes.c_bool, ctypes.c_uint64, ctypes.POINTER(_Memory))
 
 
 class _Run(ctypes.Structure):
@@ -53,12 +55,13 @@ class _Run(ctypes.Structure):
         ("dynamic_shared", ctypes.c_uint32),
         ("is_cooperative", ctypes.c_bool),
         ("fills_with_nan", ctypes.c_bool),
+        ("device", ctypes.c_int),
         ("parameters", ctypes.c_void_p),
         ("variables", ctypes.c_void_p),
         ("cpu_count", ctypes.c_uint32),
         ("timeout_ms", ctypes.c_uint64),
         ("find_memory", _Find),
-        ("find_nearest", _Find),
+        ("find_nearest", _Nearest),
     ]
 
 
@@ -89,12 +92,13 @@ def library() -> ctypes.CDLL:
         "-Wall",
         "-Wextra",
         "-Werror",
+        f"-I{NATIVE.parent}",
     ]
     command = [*compiler.compiler_command(), *flags, *extra_flags(), "-o", str(target), *sources, "-lm"]
     subprocess.run(command, check=True)
     loaded = ctypes.CDLL(str(target))
-    loaded.sim_kernel_connect.restype = ctypes.c_char_p
-    loaded.sim_kernel_connect.argtypes = [ctypes.c_void_p]
+    loaded.sim_kernel_connect.restype = ctypes.c_bool
+    loaded.sim_kernel_connect.argtypes = [ctypes.c_void_p, ctypes.c_char_p]
     loaded.sim_kernel_run.argtypes = [ctypes.POINTER(_Run), ctypes.c_char_p, ctypes.c_uint32]
     return loaded
 
@@ -115,8 +119,7 @@ class Kernel:
             compiler.build(self.source, path, flags=[*flags, *extra_flags()])
         self._library = ctypes.CDLL(str(path))
         self.address = ctypes.addressof(ctypes.c_char.in_dll(self._library, "accelerator_kernel"))
-        problem = library().sim_kernel_connect(self.address)
-        assert problem is None, problem
+        assert library().sim_kernel_connect(self.address, ctypes.create_string_buffer(_FACTS_SIZE))
 
     @property
     def mode(self) -> str:
@@ -160,6 +163,7 @@ class Kernel:
             shared,
             cooperative,
             nan,
+            0,
             ctypes.addressof(parameters),
             ctypes.addressof(table),
             cpus,
@@ -195,7 +199,7 @@ def _finders(arrays: Sequence[Array]) -> tuple[Any, Any]:
         memory.contents.kind, memory.contents.device = b"device memory", 0
         return True
 
-    def find(address: int, memory: Any) -> bool:
+    def find(device: int, address: int, memory: Any) -> bool:
         return any(low <= address < low + size and fill(memory, low, size) for low, size in ranges)
 
     def nearest(address: int, memory: Any) -> bool:
@@ -204,7 +208,7 @@ def _finders(arrays: Sequence[Array]) -> tuple[Any, Any]:
         low, size = min(ranges, key=lambda part: max(part[0] - address, address - part[0] - part[1]))
         return fill(memory, low, size)
 
-    return _Find(find), _Find(nearest)
+    return _Find(find), _Nearest(nearest)
 
 
 @contextmanager

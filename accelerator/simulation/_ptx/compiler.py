@@ -20,7 +20,7 @@ from .errors import Refused
 
 __all__ = ["FLAGS", "HEADERS", "build", "compiler_command", "lock"]
 
-HEADERS = Path(__file__).parents[1] / "native" / "kernels" / "device"
+HEADERS = Path(__file__).parents[1] / "native" / "kernels"
 FLAGS = (
     *("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", "-mcx16"),
     # PTX's integers wrap around, its memory has no types, and it says which operations are fused.

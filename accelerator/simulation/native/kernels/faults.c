@@ -49,7 +49,7 @@ static int describe_thread(const struct worker *worker, char *text, size_t size)
                     number % shape[0], number / shape[0] % shape[1], number / shape[0] / shape[1]);
 }
 
-void fail(struct worker *worker, enum kernel_error error, const char *format, ...)
+void fail_kernel(struct worker *worker, enum kernel_error error, const char *format, ...)
 {
     char message[MESSAGE_SIZE];
     int length = describe_thread(worker, message, sizeof message);
@@ -116,7 +116,7 @@ static void on_signal(int number, siginfo_t *info, void *context)
             escape(&worker->worker);
         return;
     }
-    fail(&worker->worker, number == SIGFPE ? KERNEL_FAILED : KERNEL_ILLEGAL_ADDRESS, "it gets the signal %s at the address %p",
+    fail_kernel(&worker->worker, number == SIGFPE ? KERNEL_FAILED : KERNEL_ILLEGAL_ADDRESS, "it gets the signal %s at the address %p",
          number == SIGSEGV ? "SIGSEGV" : number == SIGBUS ? "SIGBUS" : "SIGFPE", info->si_addr);
 }
 
@@ -183,11 +183,15 @@ static void stop(struct run *run)
 
 static void stop_late_runs(void)
 {
-    int64_t now = nanoseconds_now();
+    int64_t time = now();
     for (struct run *run = watched; run; run = run->next) {
-        if (run->deadline <= now && !run->stops)
-            note_failure(run, KERNEL_TIMEOUT, "it has not ended after %llu ms, the time that ACCELERATOR_SIM_KERNEL_TIMEOUT sets",
-                         (unsigned long long)run->request->timeout_ms);
+        if (run->seen_blocks != run->next_block) {
+            run->seen_blocks = run->next_block;
+            run->deadline = time + (int64_t)run->request->timeout_ms * MILLISECOND;
+        }
+        if (run->deadline <= time && !run->stops)
+            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has begun or ended for %g s (ACCELERATOR_SIM_KERNEL_TIMEOUT)",
+                         (double)run->request->timeout_ms / 1000);
         if (run->stops)
             stop(run);
     }

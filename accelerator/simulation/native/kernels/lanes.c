@@ -87,7 +87,7 @@ static bool is_full(const struct block *block, const struct barrier *barrier)
 static bool come(struct block *block, struct warp *warp, u32 lanes, u32 number, u32 count, bool waits)
 {
     if (number >= BARRIERS)
-        fail(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "it waits at the barrier %u, of which there are %u", number, BARRIERS);
+        fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "it waits at the barrier %u, of which there are %u", number, BARRIERS);
     struct barrier *barrier = &block->barriers[number];
     barrier->expected = count;
     barrier->arrived_count += (u32)__builtin_popcount(lanes & ~barrier->arrived[warp->number]);
@@ -173,7 +173,7 @@ static bool do_complete_operation(struct warp *warp)
         u32 group = find_group(warp, first), members = warp->members[first];
         if (!(members >> first & 1)) {
             warp->block->worker->thread = warp->first + first;
-            fail(warp->block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
+            fail_kernel(warp->block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
                  warp->block->launch->kernel->accesses[point->access].text, first, members);
         }
         if (((members & warp->alive) & ~group) == 0) {
@@ -296,10 +296,10 @@ void operate(struct block *block, const struct point *point)
             group &= lanes;
             block->worker->thread = warp->first + first;
             if (!(members >> first & 1))
-                fail(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
+                fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
                      block->launch->kernel->accesses[point->access].text, first, members);
             if (members & warp->alive & ~group)
-                fail(block->worker, KERNEL_TIMEOUT, "%s waits for lanes of its mask %#x that execute it with another mask",
+                fail_kernel(block->worker, KERNEL_TIMEOUT, "%s waits for lanes of its mask %#x that execute it with another mask",
                      block->launch->kernel->accesses[point->access].text, members);
             operate_on_group(warp, group, point);
             lanes &= ~group;
@@ -344,6 +344,6 @@ void fail_because_stuck(struct block *block)
             append(text, sizeof text, &length, " (%s:%u)", file ? file + 1 : access->file, access->line);
         worker->thread = reported == 1 ? first : worker->thread;
     }
-    fail(worker, KERNEL_TIMEOUT, "the block can make no progress: of its %u threads wait %s; %u have returned", block->threads,
+    fail_kernel(worker, KERNEL_TIMEOUT, "the block can make no progress: of its %u threads wait %s; %u have returned", block->threads,
          text, block->threads - block->alive);
 }

@@ -6,8 +6,9 @@
 #include <setjmp.h>
 #include <stdatomic.h>
 
-#include "device/interface.h"
-#include "kernels.h"
+#include "common/clock.h"
+#include "interface/kernel_runs.h"
+#include "translated.h"
 
 #define EXPORT __attribute__((visibility("default")))
 
@@ -25,7 +26,8 @@ struct run {
     u64 block_count;
     _Atomic u64 next_block;
     _Atomic bool stops; /* a thread has failed, or the time is over */
-    int64_t deadline;   /* nanoseconds of CLOCK_MONOTONIC */
+    int64_t deadline;   /* nanoseconds of CLOCK_MONOTONIC; the watchdog's, as the next one */
+    u64 seen_blocks;    /* that had begun when the watchdog last looked */
     pthread_mutex_t lock;
     int error; /* guarded by the lock, as the message */
     char message[MESSAGE_SIZE];
@@ -62,7 +64,7 @@ struct barrier {
 };
 
 /* faults.c */
-void fail(struct worker *worker, enum kernel_error error, const char *format, ...)
+void fail_kernel(struct worker *worker, enum kernel_error error, const char *format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 void escape(struct worker *worker) __attribute__((noreturn));
 /* Describe a failure that concerns no thread; the first failure of a run stays. */
@@ -83,6 +85,8 @@ void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size,
 bool is_global(struct worker *worker, u64 address);
 u64 allocate(struct worker *worker, u64 size);
 void release(struct worker *worker, u64 address);
+
+/* buffers.c */
 void *take_buffer(size_t size);
 void return_buffer(void *buffer);
 
@@ -111,8 +115,5 @@ void free_fibers(struct block *block);
 void begin_fibers(struct block *block);
 void run_fibers(struct warp *warp, u32 lanes);
 void suspend(struct thread *thread, u32 point);
-
-/* run.c */
-int64_t nanoseconds_now(void);
 
 #endif

@@ -3,7 +3,7 @@
  * Products and sums are computed in double precision, or as integers, and rounded once. A GPU rounds more often. */
 #include <string.h>
 
-#include "device/halves.h"
+#include "halves.h"
 #include "library.h"
 
 enum { MAX_M = 32, MAX_N = 32, MAX_FLOAT_K = 32, MAX_INTEGER_K = 256, QUAD = 4, HALF_WARP = 16 };

@@ -2,7 +2,6 @@
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/mman.h>
 
 #include "library.h"
 
@@ -50,7 +49,7 @@ void release(struct worker *worker, u64 address)
     pthread_mutex_unlock(&heap_lock);
     end_uninterrupted(worker);
     if (!is_found)
-        fail(worker, KERNEL_ILLEGAL_ADDRESS, "it frees %#llx, which malloc has not returned", (unsigned long long)address);
+        fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "it frees %#llx, which malloc has not returned", (unsigned long long)address);
 }
 
 static bool find_in_heap(u64 address, struct span *span)
@@ -96,7 +95,7 @@ static bool find_global(struct worker *worker, u64 address, struct span *span)
         }
     struct sim_kernel_memory memory;
     begin_uninterrupted(worker);
-    bool is_found = me->run->request->find_memory(address, &memory);
+    bool is_found = me->run->request->find_memory(me->run->request->device, address, &memory);
     end_uninterrupted(worker);
     if (!is_found)
         return find_in_heap(address, span);
@@ -156,13 +155,13 @@ struct range find_range(struct worker *worker, u32 group, u64 address, u32 size_
     u64 low = (span.low + size - 1) & ~(size - 1);
     describe_access(access_of(worker, access), instruction, sizeof instruction);
     if (is_found && address & (size - 1))
-        fail(worker, KERNEL_MISALIGNED, "%s accesses %llu bytes at %#llx, which is no multiple of %llu", instruction,
+        fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %llu bytes at %#llx, which is no multiple of %llu", instruction,
              (unsigned long long)size, (unsigned long long)address, (unsigned long long)size);
     if (!is_found || address + size > span.low + span.size) {
         begin_uninterrupted(worker);
         describe_nearest(running(worker), address, nearest, sizeof nearest);
         end_uninterrupted(worker);
-        fail(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %llu bytes at %#llx%s", instruction, (unsigned long long)size,
+        fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %llu bytes at %#llx%s", instruction, (unsigned long long)size,
              (unsigned long long)address, nearest);
     }
     return worker->ranges[group] = (struct range){low, (span.low + span.size - low - size) >> size_log2};
@@ -173,61 +172,8 @@ void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size,
     char instruction[256];
     describe_access(access_of(worker, access), instruction, sizeof instruction);
     if (offset < size && offset % access_size != 0)
-        fail(worker, KERNEL_MISALIGNED, "%s accesses %u bytes at %llu in %s memory, which is no multiple of %u", instruction,
+        fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %u bytes at %llu in %s memory, which is no multiple of %u", instruction,
              access_size, (unsigned long long)offset, space, access_size);
-    fail(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %u bytes at %lld in %llu bytes of %s memory", instruction, access_size,
+    fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %u bytes at %lld in %llu bytes of %s memory", instruction, access_size,
          (long long)offset, (unsigned long long)size, space);
-}
-
-/* Buffers for blocks and stacks. The system maps their pages when they are first used, so they are used again. */
-struct buffer {
-    size_t size; /* with this header */
-    struct buffer *next;
-    char padding[48];
-};
-_Static_assert(sizeof(struct buffer) == 64, "what follows the header is aligned to a cache line");
-
-enum { SMALLEST_BUFFER = 64 << 10, MAX_KEPT = 16 };
-static struct buffer *kept;
-static u32 kept_count;
-static pthread_mutex_t buffer_lock = PTHREAD_MUTEX_INITIALIZER;
-
-void *take_buffer(size_t size)
-{
-    size += sizeof(struct buffer);
-    size = size < SMALLEST_BUFFER ? SMALLEST_BUFFER : (size + 4095) & ~(size_t)4095;
-    pthread_mutex_lock(&buffer_lock);
-    struct buffer **link = &kept;
-    while (*link && ((*link)->size < size || (*link)->size > 4 * size))
-        link = &(*link)->next;
-    struct buffer *buffer = *link;
-    if (buffer) {
-        *link = buffer->next;
-        kept_count--;
-    }
-    pthread_mutex_unlock(&buffer_lock);
-    if (!buffer) {
-        buffer = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-        if (buffer == MAP_FAILED)
-            return NULL;
-        buffer->size = size;
-    }
-    return buffer + 1;
-}
-
-void return_buffer(void *memory)
-{
-    if (!memory)
-        return;
-    struct buffer *buffer = (struct buffer *)memory - 1;
-    pthread_mutex_lock(&buffer_lock);
-    bool is_kept = kept_count < MAX_KEPT;
-    if (is_kept) {
-        buffer->next = kept;
-        kept = buffer;
-        kept_count++;
-    }
-    pthread_mutex_unlock(&buffer_lock);
-    if (!is_kept)
-        munmap(buffer, buffer->size);
 }

@@ -11,7 +11,8 @@ static void copy_text(struct worker *worker, u64 address, char *text, size_t siz
 {
     struct sim_kernel_memory memory;
     size_t length = 0;
-    bool is_known = running(worker)->run->request->find_memory(address, &memory);
+    const struct sim_kernel_run *request = running(worker)->run->request;
+    bool is_known = request->find_memory(request->device, address, &memory);
     u64 available = is_known ? memory.low + memory.size - address : 0;
     size = available + 1 < size ? (size_t)available + 1 : size;
     while (length + 1 < size && (text[length] = ((const char *)address)[length]))
@@ -122,5 +123,5 @@ void fail_assertion(struct worker *worker, const char *message, const char *file
             block->index[0], block->index[1], block->index[2], number % shape[0], number / shape[0] % shape[1],
             number / shape[0] / shape[1], texts[0]);
     end_uninterrupted(worker);
-    fail(worker, KERNEL_ASSERT, "its assertion `%s` fails", texts[0]);
+    fail_kernel(worker, KERNEL_ASSERT, "its assertion `%s` fails", texts[0]);
 }

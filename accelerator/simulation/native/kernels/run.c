@@ -17,16 +17,9 @@ enum {
     MAX_RESIDENT = 16384,
 };
 
-int64_t nanoseconds_now(void)
-{
-    struct timespec time;
-    clock_gettime(CLOCK_MONOTONIC, &time);
-    return (int64_t)time.tv_sec * 1000000000 + time.tv_nsec;
-}
-
 static u64 nanoseconds(void)
 {
-    return (u64)nanoseconds_now();
+    return (u64)now();
 }
 
 /* cooperative_groups: the second word is a barrier of the grid that threads increment and poll. */
@@ -39,7 +32,7 @@ static u64 grid_workspace(struct worker *worker)
 static const struct services services = {
     .find_range = find_range,
     .fail_offset = fail_offset,
-    .fail = fail,
+    .fail = fail_kernel,
     .operate = operate,
     .arrive = arrive,
     .suspend = suspend,
@@ -52,12 +45,27 @@ static const struct services services = {
     .grid_workspace = grid_workspace,
 };
 
-EXPORT const char *sim_kernel_connect(const struct kernel *kernel)
+EXPORT bool sim_kernel_connect(const struct kernel *kernel, struct sim_kernel_facts *facts)
 {
+    _Static_assert(sizeof(struct variable) == sizeof(struct sim_kernel_variable), "the same structure");
     if (kernel->interface != KERNEL_INTERFACE)
-        return "it was translated by another version";
+        return false;
     *kernel->services = &services;
-    return NULL;
+    *facts = (struct sim_kernel_facts){
+        .parameters = kernel->parameters,
+        .parameter_count = kernel->parameter_count,
+        .parameter_size = kernel->parameter_size,
+        .variables = (const struct sim_kernel_variable *)kernel->variables,
+        .variable_count = kernel->variable_count,
+        .shared_size = kernel->shared_size,
+        .local_size = kernel->local_size,
+        .constant_size = kernel->constant_size,
+        .thread_limit = kernel->thread_limit,
+        .required_block = {kernel->required_block[0], kernel->required_block[1], kernel->required_block[2]},
+        .ptx_version = kernel->ptx_version,
+        .uses_clusters = kernel->uses_clusters,
+    };
+    return true;
 }
 
 static size_t round_up(size_t size, size_t multiple)
@@ -357,7 +365,7 @@ EXPORT int sim_kernel_run(const struct sim_kernel_run *request, char *message, u
         .kernel = request->kernel,
         .request = request,
         .block_count = (u64)request->grid[0] * request->grid[1] * request->grid[2],
-        .deadline = nanoseconds_now() + (int64_t)request->timeout_ms * 1000000,
+        .deadline = now() + (int64_t)request->timeout_ms * MILLISECOND,
         .lock = PTHREAD_MUTEX_INITIALIZER,
         .grid_workspace = {sizeof run.grid_workspace},
     };

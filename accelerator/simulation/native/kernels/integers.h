@@ -2,7 +2,7 @@
 #ifndef ACCELERATOR_SIM_KERNELS_INTEGERS_H
 #define ACCELERATOR_SIM_KERNELS_INTEGERS_H
 
-#include "interface.h"
+#include "translated.h"
 
 #define INLINE static inline __attribute__((always_inline))
 

@@ -84,7 +84,7 @@ def build(source: str, target: Path, *, headers: Path = HEADERS, flags: Sequence
         path.write_text(source, encoding="utf-8")
         level = ["-O1"] if len(source) > _LONG_SOURCE else []
         command = [*compiler_command(), *FLAGS, *level, *processor_flags(), *flags, "-I", str(headers)]
-        command += ["-o", str(output), str(path), "-lm"]
+        command += ["-I", str(headers.parent), "-o", str(output), str(path), "-lm"]
         environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
         done = subprocess.run(command, env=environment, capture_output=True, text=True, errors="replace", check=False)
         if done.returncode != 0:

@@ -31,7 +31,7 @@ from .syntax import (
 )
 from .types import PREDICATE, TYPES, is_type
 
-__all__ = ["Module", "identifier", "parse_variables"]
+__all__ = ["Module", "identifier", "parse_constant", "parse_variables"]
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
 _HEADER = re.compile(r"^[ \t]*((?:\.(?:visible|weak|extern|common)\s+)*)\.(entry|func)\b", re.MULTILINE)
@@ -240,8 +240,10 @@ def parse_variables(statement: str) -> list[Variable]:
     linkage, space, rest = match.groups()
     alignment, vector = 0, 1
     type_name = ""
+    is_managed = False
     while rest.startswith("."):
         if found := _ATTRIBUTES.match(rest):
+            is_managed = is_managed or "managed" in found[0]
             rest = rest[found.end() :]
         elif found := _ALIGNMENT.match(rest):
             alignment = int(found[1])
@@ -259,11 +261,14 @@ def parse_variables(statement: str) -> list[Variable]:
     if space == "reg" and vector > 1:
         raise Refused("a vector register")
     rest, _, initializer = rest.partition("=")
-    return [
+    variables = [
         variable
         for piece in _split(rest)
         for variable in _declared(piece, space, type_name, vector, alignment, initializer.strip(), linkage)
     ]
+    for variable in variables:
+        variable.is_managed = is_managed
+    return variables
 
 
 def _declared(
@@ -460,7 +465,7 @@ class _Body:
             return Pair(self._operand(first.strip()), self._operand(second.strip()))
         if text == "_":
             return Sink()
-        return _constant(text) or self._name(text)
+        return parse_constant(text) or self._name(text)
 
     def _name(self, text: str) -> Operand:
         if match := _SUM.match(text):
@@ -483,7 +488,7 @@ class _Body:
         raise Refused(f"the operand {text}")
 
     def _address(self, text: str) -> Address:
-        constant = _constant(text)
+        constant = parse_constant(text)
         if constant is not None:
             return Address(constant, 0)
         match = re.match(rf"({_NAME})\s*(?:([+-])\s*(-?\w+))?$", text)
@@ -497,7 +502,8 @@ class _Body:
         return Address(base, number)
 
 
-def _constant(text: str) -> Immediate | None:
+def parse_constant(text: str) -> Immediate | None:
+    """Return the value of a constant; None for other operands."""
     if _INTEGER.match(text):
         digits = text.rstrip("U")
         is_octal = re.fullmatch(r"-?0[0-7]+", digits) is not None

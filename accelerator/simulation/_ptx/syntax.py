@@ -126,6 +126,7 @@ class Variable:
     initializer: str = ""
     is_external: bool = False
     is_visible: bool = False
+    is_managed: bool = False
 
     @property
     def size(self) -> int:

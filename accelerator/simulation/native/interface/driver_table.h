@@ -32,6 +32,9 @@ struct sim_device {
     _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
+    /* The error of a kernel, with which the process has lost the device, or 0. Calls return it from the first wait on. */
+    _Atomic int failure;
+    _Atomic bool is_failure_known;
 };
 
 enum sim_memory_type {
@@ -99,6 +102,8 @@ struct sim_driver {
     int (*find_memory)(const void *address, struct sim_memory *memory);
     /* Whether a copy may use the range: memory that CUDA knows, within its bounds, or mapped host memory. */
     int (*is_valid_range)(const void *address, size_t size);
+    /* Finds the memory that holds `address` or is nearest to it, in use or not; returns 0 if there is none. */
+    int (*find_nearest)(const void *address, struct sim_memory *memory);
     void (*set_pool)(void *address, void *pool);
     /* Marks a block of a pool as idle or in use. Returns false if it was so already. */
     bool (*set_idle)(void *address, bool is_idle);
@@ -113,6 +118,8 @@ struct sim_driver {
     _Atomic uint64_t *pending_refusal;
     int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
     bool (*read_refusal)(char *text, size_t size);
+    _Atomic int *failure_count; /* devices that the process has lost */
+    void (*fail_device)(int ordinal, int error);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);

@@ -13,6 +13,25 @@ struct sim_kernel_variable {
     uint64_t size;
 };
 
+/* Bytes of a variable's initial value that are bytes of another one's address. */
+struct sim_relocation {
+    uint64_t offset;
+    uint32_t target; /* its number in the table */
+    uint64_t addend;
+    uint32_t shift, size;
+};
+
+/* A row of a program's table of variables, which ends with an empty one. */
+struct sim_program_variable {
+    const char *name;
+    uint64_t size;
+    const uint8_t *initial; /* the first bytes; the others are 0 */
+    uint64_t initial_size;
+    const struct sim_relocation *relocations;
+    uint32_t relocation_count;
+    bool is_constant, is_managed;
+};
+
 struct sim_kernel_facts {
     const uint32_t (*parameters)[2]; /* offset and size of each */
     uint32_t parameter_count, parameter_size;

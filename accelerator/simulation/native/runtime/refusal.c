@@ -44,7 +44,7 @@ static const char *missing_plugin_reason(char *text, size_t size)
     return text;
 }
 
-static char *demangle(const char *name)
+char *demangle(const char *name)
 {
     void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
     char *(*function)(const char *, char *, size_t *, int *) =
@@ -53,7 +53,7 @@ static char *demangle(const char *name)
     return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
-cudaError_t refuse_kernel(const void *function)
+cudaError_t refuse_kernel(const void *function, const char *problem)
 {
     char text[300];
     bool is_reported;
@@ -61,6 +61,7 @@ cudaError_t refuse_kernel(const void *function)
     char *readable = name ? demangle(name) : NULL;
     pthread_mutex_lock(&lock);
     const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
+    reason = reason ? reason : problem;
     const cudaError_t error =
         driver->refuse_launch(readable ? readable : name ? name : "without a name", reason, is_reported);
     pthread_mutex_unlock(&lock);

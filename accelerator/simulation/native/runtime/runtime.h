@@ -35,6 +35,7 @@ cudaError_t load_driver(void);
 
 /* errors.c */
 cudaError_t fail(cudaError_t error);
+cudaError_t read_failure(int device); /* of a kernel, which from then on every call on the device returns */
 
 /* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
@@ -70,13 +71,16 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
         RETURN_IF_ERROR(finish(make_context(&current)));
     if (device)
         *device = current;
-    return SUCCESS;
+    return __builtin_expect(current->is_failure_known, 0) ? fail(current->failure) : SUCCESS;
 }
 
-/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read. */
-static inline cudaError_t unless_refused(void)
+/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read, or
+ * that of a kernel which has failed on the device. */
+static inline cudaError_t unless_failed(int device)
 {
-    return __builtin_expect(*driver->pending_refusal == 0, 1) ? SUCCESS : ERROR_NOT_SUPPORTED;
+    if (__builtin_expect(*driver->pending_refusal != 0, 0))
+        return ERROR_NOT_SUPPORTED;
+    return __builtin_expect(*driver->failure_count != 0, 0) ? read_failure(device) : SUCCESS;
 }
 
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
@@ -161,6 +165,7 @@ struct work {
             bool (*compute)(uint64_t id);
             uint64_t id;
         } computation;
+        struct translated_launch *translated;
         struct event *event;
     };
 };
@@ -171,6 +176,7 @@ struct work_type {
     cudaError_t (*run)(struct stream *stream, const struct work *work);
     /* Called before run() while unfinished work is pending, or NULL: work that only submits other work does not wait. */
     cudaError_t (*prepare)(struct stream *stream, const struct work *work);
+    bool (*keep)(struct work *work); /* lets a graph's copy of the work own what it points to, or NULL; false without memory */
     void (*release)(const struct work *work); /* called when a graph with the work is destroyed, or NULL */
 };
 
@@ -275,11 +281,13 @@ const struct simulated_kernel *find_simulated_kernel(const void *function); /* N
 /* Returns a kernel's name, or NULL if it is unknown, and whether this function was called for the kernel before. */
 const char *name_to_report(const void *function, bool *is_reported);
 
-/* refusal.c */
-cudaError_t refuse_kernel(const void *function);
+/* refusal.c. Without a reason, the kernel is one of those that are never simulated. */
+cudaError_t refuse_kernel(const void *function, const char *reason);
+char *demangle(const char *name); /* NULL for a name that is not mangled */
 
 /* device.c */
 cudaError_t check_device(int ordinal);
+bool has_peer_access(int device, int peer);
 
 /* memory.c */
 int is_device_memory(const void *address);

@@ -221,8 +221,8 @@ PARAMETERS = (
         "fill",
         Choice("zero", "nan"),
         default="zero",
-        readers=_CONFIG,
-        simulate=Option("content of new device memory; nan exposes reads of uninitialized memory (default: zero)"),
+        readers=(*_CONFIG, "libcudart"),
+        simulate=Option("content of new device and shared memory; nan exposes reads of uninitialized memory (default: zero)"),
     ),
     Setting(
         "kernels",

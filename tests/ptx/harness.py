@@ -60,6 +60,7 @@ class _Run(ctypes.Structure):
         ("variables", ctypes.c_void_p),
         ("cpu_count", ctypes.c_uint32),
         ("timeout_ms", ctypes.c_uint64),
+        ("timeout_setting", ctypes.c_char_p),
         ("find_memory", _Find),
         ("find_nearest", _Nearest),
     ]
@@ -168,6 +169,7 @@ class Kernel:
             ctypes.addressof(table),
             cpus,
             timeout_ms,
+            b"the harness",
             find,
             nearest,
         )

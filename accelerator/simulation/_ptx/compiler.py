@@ -13,7 +13,7 @@ import shlex
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from .errors import Refused
@@ -95,7 +95,7 @@ def build(source: str, target: Path, *, headers: Path = HEADERS, flags: Sequence
 
 
 @contextlib.contextmanager
-def lock(target: Path) -> Iterator[None]:
+def lock(target: Path) -> Generator[None, None, None]:
     """Let one process at a time build a file. The lock is a file beside it, which is removed at the end."""
     import fcntl  # imported late: Windows has none, and this module must be importable there
 

@@ -8,7 +8,7 @@ from typing import BinaryIO
 
 from .errors import Refused
 
-__all__ = ["PLAIN", "LZ4", "ZSTD", "decompress", "read_texts"]
+__all__ = ["LZ4", "PLAIN", "ZSTD", "decompress", "read_texts"]
 
 _HEADER = struct.Struct("<QQII")  # size, size of the text, how it is compressed, 0
 PLAIN, LZ4, ZSTD = range(3)
@@ -91,7 +91,8 @@ def _decompress_zstd_natively(data: bytes, size: int) -> bytes:
         library = ctypes.CDLL("libzstd.so.1")
     except OSError as error:
         raise Refused(
-            "its PTX is compressed with zstd, and there is no libzstd.so.1: install it, or compile with nvcc --compress-mode=none"
+            "its PTX is compressed with zstd, and there is no libzstd.so.1: install it, or compile with nvcc"
+            " --compress-mode=none"
         ) from error
     decompress = library.ZSTD_decompress
     decompress.restype = ctypes.c_size_t

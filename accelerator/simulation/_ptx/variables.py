@@ -59,9 +59,8 @@ def generate_variables(program: Program) -> str:
         label = program.variable_label(module, variable, "")
         flags = f"{int(variable.space == 'const')}, {int(variable.is_managed)}"
         rows.append(f'{{"{label}", {variable.size}, {initial}, {len(data)}, {relocated}, {len(relocations)}, {flags}}}')
-    lines.append(
-        f'__attribute__((visibility("default"))) const struct sim_program_variable {VARIABLES}[] = {{{", ".join([*rows, "{0}"])}}};'
-    )
+    table = ", ".join([*rows, "{0}"])
+    lines.append(f'__attribute__((visibility("default"))) const struct sim_program_variable {VARIABLES}[] = {{{table}}};')
     return "\n".join(lines) + "\n"
 
 

@@ -126,6 +126,13 @@ void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM
 /* runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
+static inline CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    *functions = find_runtime();
+    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);

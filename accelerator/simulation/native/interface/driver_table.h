@@ -65,7 +65,13 @@ struct sim_ipc_handle {
     char bytes[64];
 };
 
-/* The functions of the runtime that the driver calls: the runtime owns the streams. */
+struct sim_launch {
+    uint32_t grid[3], block[3];
+    size_t shared_memory;
+    bool is_cooperative, has_clusters;
+};
+
+/* The functions of the runtime that the driver calls: the runtime owns the streams, and runs kernels. */
 struct sim_runtime {
     int (*create_stream)(void **stream, unsigned flags, int priority);
     int (*destroy_stream)(void *stream);
@@ -75,6 +81,15 @@ struct sim_runtime {
     int (*wait_for_pending_on_device)(int ordinal);
     int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
+    int (*load_module)(const void *data, void **module);
+    int (*unload_module)(void *module);
+    int (*find_function)(void *module, const char *name, void **function);
+    int (*find_global)(void *module, const char *name, void **address, size_t *size);
+    /* The parameters are pointers to each, or one buffer with all. */
+    int (*launch_function)(void *function, const struct sim_launch *launch, void *stream, void **parameters, const char *buffer);
+    int (*function_attribute)(void *function, int attribute, int *value);
+    int (*set_function_attribute)(void *function, int attribute, int value);
+    int (*function_occupancy)(void *function, int threads, size_t dynamic_shared, int *blocks);
     _Atomic int *attention; /* not zero if ops must look before they compute */
 };
 

@@ -190,8 +190,8 @@ static void stop_late_runs(void)
             run->deadline = time + (int64_t)run->request->timeout_ms * MILLISECOND;
         }
         if (run->deadline <= time && !run->stops)
-            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has begun or ended for %g s (ACCELERATOR_SIM_KERNEL_TIMEOUT)",
-                         (double)run->request->timeout_ms / 1000);
+            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has begun or ended for %g s (%s)",
+                         (double)run->request->timeout_ms / 1000, run->request->timeout_setting);
         if (run->stops)
             stop(run);
     }

@@ -13,7 +13,7 @@ struct function_attributes {
 };
 _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
 
-enum { REGISTERS = 32, SHARED_LIMIT = 48 << 10 };
+enum { LAST = 8 }; /* of the attributes as the driver numbers them, that the runtime has */
 
 /* Returns the kernel if it runs, or NULL. */
 static struct translated *find_running(const void *function, const struct sim_device *device)
@@ -30,44 +30,31 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!attributes || !function)
         return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
-    int version = device->major * 10 + device->minor;
     const struct translated *kernel = find_running(function, device);
+    int values[LAST + 1];
+    for (int i = 0; i <= LAST; i++)
+        read_attribute(kernel, device, i, &values[i]);
     *attributes = (struct function_attributes){
-        .threads_per_block = SIM_MAX_THREADS_PER_BLOCK,
-        .registers = REGISTERS,
-        .ptx_version = version,
-        .binary_version = version,
-        .dynamic_shared_memory = SHARED_LIMIT,
+        .shared_memory = (size_t)values[1],
+        .constant_memory = (size_t)values[2],
+        .local_memory = (size_t)values[3],
+        .threads_per_block = values[0],
+        .registers = values[4],
+        .ptx_version = values[5],
+        .binary_version = values[6],
+        .dynamic_shared_memory = values[LAST],
         .preferred_carveout = -1,
     };
-    if (kernel) {
-        const struct sim_kernel_facts *facts = &kernel->facts;
-        attributes->shared_memory = facts->shared_size;
-        attributes->constant_memory = facts->constant_size;
-        attributes->local_memory = facts->local_size;
-        attributes->threads_per_block = facts->thread_limit ? (int)facts->thread_limit : SIM_MAX_THREADS_PER_BLOCK;
-        attributes->ptx_version = (int)facts->ptx_version;
-        attributes->dynamic_shared_memory = kernel->dynamic_limit ? kernel->dynamic_limit : SHARED_LIMIT - (int)facts->shared_size;
-    }
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
-    enum { DYNAMIC_SHARED = 8, LAST = 15 };
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!function)
         return fail(ERROR_INVALID_DEVICE_FUNCTION);
-    if (attribute < DYNAMIC_SHARED || attribute > LAST)
-        return fail(ERROR_INVALID_VALUE);
-    struct translated *kernel = attribute == DYNAMIC_SHARED ? find_running(function, device) : NULL;
-    if (!kernel)
-        return SUCCESS;
-    if (value < 0 || kernel->facts.shared_size + (size_t)value > largest_shared_memory(device))
-        return fail(ERROR_INVALID_VALUE);
-    kernel->dynamic_limit = value;
-    return SUCCESS;
+    return finish(set_attribute(find_running(function, device), device, attribute, value));
 }
 
 EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)

@@ -108,12 +108,15 @@ static void add_part(struct program *program, const struct contents *contents)
 
 static void explain(struct program *program, const char *code)
 {
-    char text[400];
+    char text[800], remedy[200] = "";
+    int wanted = program->architecture;
+    if (*code)
+        snprintf(remedy, sizeof remedy, "compile it with -gencode arch=compute_%d,code=compute_%d (TORCH_CUDA_ARCH_LIST=%d.%d+PTX),",
+                 wanted, wanted, wanted / 10, wanted % 10);
     snprintf(text, sizeof text,
-             *code ? "its program has machine code (%s) and no PTX; compile it with -gencode arch=compute_%d,code=compute_%d"
-                     " (TORCH_CUDA_ARCH_LIST=%d.%d+PTX), from which simulated GPUs run kernels"
-                   : "its program has no PTX from which simulated GPUs run kernels",
-             code, program->architecture, program->architecture, program->architecture / 10, program->architecture % 10);
+             "simulated GPUs run kernels from PTX, and its program has %s%s%s; %s give its op a CPU kernel (torch.library), or"
+             " rehearse with --no-compute, where kernels do nothing",
+             *code ? "machine code alone (" : "none", code, *code ? ")" : "", remedy);
     program->problem = strdup(text);
 }
 
@@ -147,7 +150,7 @@ static void find_parts(struct program *program, const struct image *image)
         }
     } else if (((const struct fat_binary *)data)->magic == FAT_BINARY_MAGIC) {
         add_part(program, &contents);
-    } else if (memcmp(data, "\177ELF", 4) != 0) {
+    } else if (memcmp(data, "\177ELF", 4) != 0 && strstr(data, ".version")) {
         contents.architecture = program->architecture;
         contents.best = (struct part){.data = data, .size = strlen(data), .compression = PART_PLAIN};
         add_part(program, &contents);

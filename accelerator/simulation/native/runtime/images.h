@@ -79,6 +79,10 @@ cudaError_t launch_translated(struct stream *stream, struct translated *kernel, 
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
 int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
 
+/* translated.c: attributes as the driver numbers them, of a kernel that runs; NULL for one that does not */
+cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value);
+cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value);
+
 /* kernels.c */
 struct image *find_kernel_image(const void *function, const char **name); /* NULL for an unknown one */
 

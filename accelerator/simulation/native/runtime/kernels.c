@@ -108,9 +108,10 @@ struct image *find_kernel_image(const void *function, const char **name)
     return image;
 }
 
+static struct image none;
+
 EXPORT void **__cudaRegisterFatBinary(void *binary)
 {
-    static struct image none;
     struct image *image = new_image(binary);
     return (void **)(image ? image : &none);
 }
@@ -123,7 +124,8 @@ EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
 /* What was registered with it stays in the tables, where nothing finds it. */
 EXPORT void __cudaUnregisterFatBinary(void **handle)
 {
-    ((struct image *)handle)->is_gone = true;
+    if (handle && (struct image *)handle != &none)
+        ((struct image *)handle)->is_gone = true;
 }
 
 EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *device_function, const char *name,
@@ -138,6 +140,6 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
     if (runs && simulated_kernel_count < MAX_SIMULATED_KERNELS)
         simulated_kernels[simulated_kernel_count++] = kernel;
     else if (computes())
-        record_name(function, name, device_function, (struct image *)handle);
+        record_name(function, name, device_function, handle ? (struct image *)handle : &none);
     pthread_mutex_unlock(&lock);
 }

@@ -2,11 +2,9 @@
  *
  * Without computation, a kernel that does not run does nothing. */
 #include <dlfcn.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "images.h"
-#include "interface/settings.h"
 
 struct dim3 {
     unsigned x, y, z;
@@ -71,12 +69,6 @@ static struct work work_of(const struct simulated_kernel *kernel, void **argumen
     return work;
 }
 
-static bool are_kernels_refused(void)
-{
-    const char *value = getenv(SETTING_KERNELS);
-    return value && strcmp(value, "refuse") == 0;
-}
-
 /* Whether the kernel is one of torch's, which have no PTX: its op should have run instead. */
 static bool is_torchs(const void *function)
 {
@@ -89,17 +81,13 @@ static bool is_torchs(const void *function)
 static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct launch_shape *shape, void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
-    const char *name;
-    struct image *image = are_kernels_refused() ? NULL : find_kernel_image(function, &name);
+    const char *name, *reason = refusal_of_launch(shape->has_clusters);
+    struct image *image = find_kernel_image(function, &name);
     struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
-    if (!kernel)
-        return refuse_kernel(function, are_kernels_refused() ? "--kernels refuse" : NULL);
-    cudaError_t error = shape->has_clusters ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
+    cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
     if (error != ERROR_NOT_SUPPORTED)
         return error;
-    return refuse_kernel(function, is_torchs(function)     ? NULL
-                                   : shape->has_clusters ? "clusters of blocks are not simulated"
-                                                         : kernel->problem);
+    return refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
 }
 
 static cudaError_t launch(const void *function, const struct launch_shape *shape, void **arguments, void *handle,

@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/fork.h"
+#include "interface/settings.h"
 
 RENEWED_LOCK(lock)
 
@@ -53,18 +54,29 @@ char *demangle(const char *name)
     return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
-cudaError_t refuse_kernel(const void *function, const char *problem)
+const char *refusal_of_launch(bool has_clusters)
+{
+    const char *value = getenv(SETTING_KERNELS);
+    if (value && strcmp(value, "refuse") == 0)
+        return SETTING_KERNELS " refuses kernels that are not torch's own";
+    return has_clusters ? "clusters of blocks are not simulated" : NULL;
+}
+
+cudaError_t report_refusal(const char *mangled, const char *problem, bool is_reported)
 {
     char text[300];
-    bool is_reported;
-    const char *name = name_to_report(function, &is_reported);
-    char *readable = name ? demangle(name) : NULL;
+    char *readable = demangle(mangled);
     pthread_mutex_lock(&lock);
     const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
-    reason = reason ? reason : problem;
-    const cudaError_t error =
-        driver->refuse_launch(readable ? readable : name ? name : "without a name", reason, is_reported);
+    const cudaError_t error = driver->refuse_launch(readable ? readable : mangled, reason ? reason : problem, is_reported);
     pthread_mutex_unlock(&lock);
     free(readable);
     return error;
+}
+
+cudaError_t refuse_kernel(const void *function, const char *reason)
+{
+    bool is_reported;
+    const char *name = name_to_report(function, &is_reported);
+    return report_refusal(name ? name : "without a name", reason, is_reported);
 }

@@ -283,6 +283,8 @@ const char *name_to_report(const void *function, bool *is_reported);
 
 /* refusal.c. Without a reason, the kernel is one of those that are never simulated. */
 cudaError_t refuse_kernel(const void *function, const char *reason);
+cudaError_t report_refusal(const char *mangled, const char *reason, bool is_reported);
+const char *refusal_of_launch(bool has_clusters); /* why no such launch runs, or NULL */
 char *demangle(const char *name); /* NULL for a name that is not mangled */
 
 /* device.c */
@@ -291,6 +293,17 @@ bool has_peer_access(int device, int peer);
 
 /* memory.c */
 int is_device_memory(const void *address);
+
+/* modules.c: what the driver does with modules and their functions, for the table */
+cudaError_t load_module(const void *data, void **module);
+cudaError_t unload_module(void *module);
+cudaError_t find_function(void *module, const char *name, void **function);
+cudaError_t find_global(void *module, const char *name, void **address, size_t *size);
+cudaError_t launch_function(void *function, const struct sim_launch *launch, void *stream, void **parameters,
+                            const char *buffer);
+cudaError_t function_attribute(void *function, int attribute, int *value);
+cudaError_t set_function_attribute(void *function, int attribute, int value);
+cudaError_t function_occupancy(void *function, int threads, size_t dynamic_shared, int *blocks);
 
 /* pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);

@@ -63,7 +63,7 @@ static cudaError_t find_copy(struct symbol *symbol, int device)
     if (symbol->copies[device])
         return SUCCESS;
     cudaError_t error = ERROR_NOT_SUPPORTED;
-    if (computes() && symbol->image->data)
+    if (computes() && symbol->image && symbol->image->data)
         error = find_variable(symbol->image, symbol->name, &driver->devices[device], &address, &size);
     if (error == SUCCESS)
         symbol->copies[device] = address;
@@ -79,7 +79,7 @@ static cudaError_t find_or_allocate(void **address, size_t *size, const void *ho
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
     struct symbol *symbol = symbols;
-    while (symbol && (symbol->host_variable != host_variable || symbol->image->is_gone))
+    while (symbol && (symbol->host_variable != host_variable || (symbol->image && symbol->image->is_gone)))
         symbol = symbol->next;
     if (symbol)
         error = find_copy(symbol, device);

@@ -263,6 +263,7 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .variables = launch->kernel->variables[stream->device],
         .cpu_count = count_cpus(),
         .timeout_ms = timeout_ms(),
+        .timeout_setting = SETTING_KERNEL_TIMEOUT,
         .find_memory = find_accessible,
         .find_nearest = find_nearest,
     };
@@ -360,4 +361,58 @@ cudaError_t launch_translated(struct stream *stream, struct translated *kernel, 
     cudaError_t error = submit(stream, &(struct work){.type = &translated_kernel, .translated = launch});
     free(launch);
     return error;
+}
+
+enum {
+    MAX_THREADS = 0, SHARED_SIZE = 1, CONSTANT_SIZE = 2, LOCAL_SIZE = 3, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6,
+    DYNAMIC_SHARED_LIMIT = 8, LAST_ATTRIBUTE = 15,
+};
+
+cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value)
+{
+    static const struct sim_kernel_facts none;
+    enum { SIMULATED_REGISTERS = 32 };
+    const struct sim_kernel_facts *facts = kernel ? &kernel->facts : &none;
+    int version = device->major * 10 + device->minor;
+    switch (attribute) {
+    case MAX_THREADS:
+        *value = facts->thread_limit ? (int)facts->thread_limit : SIM_MAX_THREADS_PER_BLOCK;
+        return SUCCESS;
+    case SHARED_SIZE:
+        *value = (int)facts->shared_size;
+        return SUCCESS;
+    case CONSTANT_SIZE:
+        *value = (int)facts->constant_size;
+        return SUCCESS;
+    case LOCAL_SIZE:
+        *value = (int)facts->local_size;
+        return SUCCESS;
+    case REGISTERS:
+        *value = SIMULATED_REGISTERS;
+        return SUCCESS;
+    case PTX_VERSION:
+        *value = facts->ptx_version ? (int)facts->ptx_version : version;
+        return SUCCESS;
+    case BINARY_VERSION:
+        *value = version;
+        return SUCCESS;
+    case DYNAMIC_SHARED_LIMIT:
+        *value = kernel && kernel->dynamic_limit ? kernel->dynamic_limit : STATIC_SHARED_LIMIT - (int)facts->shared_size;
+        return SUCCESS;
+    default:
+        *value = 0;
+        return attribute >= 0 && attribute <= LAST_ATTRIBUTE ? SUCCESS : ERROR_INVALID_VALUE;
+    }
+}
+
+cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value)
+{
+    if (attribute < DYNAMIC_SHARED_LIMIT || attribute > LAST_ATTRIBUTE)
+        return ERROR_INVALID_VALUE;
+    if (!kernel || attribute != DYNAMIC_SHARED_LIMIT)
+        return SUCCESS;
+    if (value < 0 || kernel->facts.shared_size + (size_t)value > largest_shared_memory(device))
+        return ERROR_INVALID_VALUE;
+    kernel->dynamic_limit = value;
+    return SUCCESS;
 }

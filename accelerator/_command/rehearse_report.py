@@ -5,16 +5,17 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, NamedTuple
 
-from ..simulation._rehearsal_record import read_records
+from ..simulation._rehearsal_record import MissingValue
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord
+    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Rank
 
-__all__ = ["Entry", "format_json", "format_size", "format_table", "read"]
+__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
-_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
+_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "peak host", "retries", "fits")
+_NAMED_PLACES = 3
 
 
 class Entry(NamedTuple):
@@ -25,68 +26,72 @@ class Entry(NamedTuple):
     peak_allocated: int
     peak_reserved: int
     total: int
+    peak_host: int
     retries: int
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
 
 
-def read(reports: Path, exit_status: int | None) -> list[Entry]:
+def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
     """Return an entry for each rank and device.
 
     Args:
-        reports: The folder of the processes' records.
-        exit_status: The status of the command, which is its rank's if there is one; None while it runs.
+        ranks: The ranks of one run of the command, by number.
+        exit_status: The status of the command, which is its rank's if there is one.
     """
-    records = read_records(reports)
-    # A process that compiles for a rank initializes CUDA too, and uses no memory.
-    users = {record.rank for record, _ in records if _uses_memory(record)}
     entries: list[Entry] = []
-    for record, own_status in records:
-        if record.rank not in users or _uses_memory(record):
-            status = exit_status if exit_status is not None and len(records) == 1 else own_status
-            entries += [_entry(record.rank, device, status) for device in record.devices]
+    for rank in ranks:
+        status = exit_status if len(ranks) == 1 else rank.status
+        entries += [_entry(rank, device, status) for device in rank.record.devices]
     return sorted(entries, key=lambda entry: (entry.rank, entry.device))
 
 
-def _uses_memory(record: ProcessRecord) -> bool:
-    return any(device.statistics.has_use for device in record.devices)
-
-
-def _entry(rank: int, device: DeviceRecord, exit_status: int | None) -> Entry:
+def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
     figures = device.statistics
     return Entry(
-        rank=rank,
+        rank=rank.rank,
         device=device.device,
         peak_allocated=figures.allocated,
         peak_reserved=figures.reserved,
         total=device.total,
+        peak_host=rank.record.peak_host,
         retries=figures.retries,
         fits=figures.ooms == 0,
         out_of_memory=device.out_of_memory,
-        exit_status=exit_status,
+        exit_status=status,
     )
 
 
-def format_json(entries: list[Entry]) -> str:
+def values_of(ranks: Sequence[Rank]) -> list[MissingValue]:
+    """Return the places of all ranks where values mattered that a rehearsal does not have."""
+    counts: dict[tuple[str, str | None], int] = {}
+    for rank in ranks:
+        for op, where, times in rank.record.values:
+            counts[op, where] = counts.get((op, where), 0) + times
+    return [MissingValue(op, where, times) for (op, where), times in counts.items()]
+
+
+def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
     """Return the document of ``--json``."""
     ranks = [{**entry._asdict(), "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict()} for entry in entries]
-    return json.dumps({"schema": 1, "ranks": ranks}, indent=2) + "\n"
+    places = [{"op": value.op, "where": value.where, "count": value.times} for value in values]
+    return json.dumps({"schema": 1, "ranks": ranks, "values": places}, indent=2) + "\n"
 
 
 def format_size(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def format_table(entries: list[Entry]) -> str:
-    """Return the table, and a line for each rank that does not fit or that failed for another reason."""
+def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
+    """Return the table, and a line for each rank that does not fit or failed for another reason, and one for missing values."""
     if not entries:
         return "rehearsal: no process initialized CUDA or a process group\n"
     rows = [
         (
             str(entry.rank),
             f"cuda:{entry.device}",
-            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total)),
+            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total, entry.peak_host)),
             str(entry.retries),
             "yes" if entry.fits else "no",
         )
@@ -108,4 +113,14 @@ def format_table(entries: list[Entry]) -> str:
         if rank not in too_large:
             end = "was ended by a signal" if status is None else f"ended with status {status}"
             lines.append(f"rank {rank} {end}: its figures are those until then")
+    if values:
+        lines.append(_format_values(values))
     return "\n".join(lines) + "\n"
+
+
+def _format_values(values: list[MissingValue]) -> str:
+    """Return the line that says where values mattered that a rehearsal does not have."""
+    places = f"{len(values)} places" if len(values) > 1 else "1 place"
+    named = ", ".join(f"{value.op} at {value.where or 'an unknown line'}" for value in values[:_NAMED_PLACES])
+    more = f" and {len(values) - _NAMED_PLACES} more" if len(values) > _NAMED_PLACES else ""
+    return f"values that were not computed decided at {places} what follows, or may have: {named}{more}"

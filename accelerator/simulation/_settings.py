@@ -170,6 +170,7 @@ PARAMETERS = (
         PerGpu(MigInstances(LIMITS["INSTANCES"])),
         readers=_CONFIG,
         simulate=Option("MIG instances of a GPU, or off (default: off)", "K", is_repeated=True),
+        rehearse=Option("MIG instances of a GPU, or off (default: off)", "K", is_repeated=True),
     ),
     Setting(
         "nvlink",
@@ -177,6 +178,7 @@ PARAMETERS = (
         default=False,
         readers=_CONFIG,
         simulate=Option("group of GPUs linked by NVLink, all or off (default: off)", "GROUP", is_repeated=True),
+        rehearse=Option("group of GPUs linked by NVLink, all or off (default: off)", "GROUP", is_repeated=True),
     ),
     Setting(
         "numa",
@@ -184,6 +186,7 @@ PARAMETERS = (
         default=0,
         readers=_CONFIG,
         simulate=Option("NUMA node of a GPU (default: 0)", "NODE", is_repeated=True),
+        rehearse=Option("NUMA node of a GPU (default: 0)", "NODE", is_repeated=True),
     ),
     Setting("clock_reasons", PerGpu(ClockReasons()), default=0, readers=_CONFIG),
     Setting(
@@ -212,7 +215,7 @@ PARAMETERS = (
         "compute",
         Flag(option_gives=False),
         default=True,
-        readers=("libcuda", "libcudart", "kernels", "python"),
+        readers=("libcuda", "libcudart", "libnccl", "kernels", "python"),
         fallback="0",
         is_read_early=True,
         simulate=Option("ops allocate their results and compute nothing"),

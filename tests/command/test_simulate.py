@@ -148,6 +148,21 @@ def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("folder", ["here", "{}/there"])
+def test_build_prints_an_absolute_path(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerator._command import simulate as command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command._build, "platform_problem", lambda: None)
+    monkeypatch.setattr(command._build, "build", lambda root: root / "libraries")
+    monkeypatch.setattr(command, "_build_engine_into", lambda root: print(root))
+    assert command.main(["--build", folder.format(tmp_path)]) == 0
+    root = tmp_path / folder.rpartition("/")[2]
+    assert capsys.readouterr().out.splitlines() == [str(root / "libraries"), str(root)]
+
+
 def test_help_lists_every_option() -> None:
     done = simulate("--help")
     assert done.returncode == 0

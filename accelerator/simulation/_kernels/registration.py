@@ -9,9 +9,10 @@ from typing import Any
 
 import torch
 
-from . import accesses, bindings, dispatch, random, rehearsal
+from . import accesses, bindings, dispatch, host_values, known_values, random, rehearsal
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
+from .compositions import with_compositions
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
@@ -84,6 +85,9 @@ _OTHER_LAYOUTS = (
     ),
 )
 
+# What kernel overrides do beside computing, from the inside to the outside.
+_EXTENSIONS = (with_versions, with_kernel_memory, with_compositions, with_workspace, with_argument_checks, alert_for)
+
 _libraries: list[Any] = []
 
 
@@ -98,6 +102,9 @@ def install(computes: bool = True) -> None:
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
+    if not computes:
+        known_values.install()
+        host_values.install()
     _remove_python_kernels()
     library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
@@ -105,12 +112,16 @@ def install(computes: bool = True) -> None:
         for name in _names_to_override():
             if _is_computed(name):
                 override = kernel_override(name)
-                for extend in (with_versions, with_kernel_memory, with_workspace, with_argument_checks, alert_for):
+                for extend in _EXTENSIONS:
                     override = extend(name, override)
                 _register(library, name, override)
             else:
                 library.impl(name, DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
         _register(library, "aten::copy_", copy_override())
+        if not computes:
+            rehearsal.zero_memory_of_compiled_code()
+            for name, override in rehearsal.empty_overrides().items():
+                library.impl(name, DispatchKey.CUDA, override)
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import gc
 import math
-import os
 import time
 from typing import Any
 
 import torch
 
 from .. import _settings
-from .._rehearsal_record import CATEGORIES, Curve, write_curve
+from .._rehearsal_record import CATEGORIES, Curve, snapshot_file, write_curve
 
 __all__ = ["end", "note_out_of_memory", "start"]
 
 _MAXIMUM_EVENTS = 2_000_000
 _MOST_POINTS = 600
-_snapshots = _settings.read("snapshot")
+_has_snapshot = _settings.read("snapshot") is not None
 _has_plot = _settings.read("plot") is not None
 # What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
 # backward, when all that is alive and has no other category is an activation.
@@ -27,9 +26,9 @@ _stepping: list[Any] = []  # the optimizer whose step runs
 
 def start() -> None:
     """Record the history of allocations, if a snapshot or a plot is asked for."""
-    if not _snapshots and not _has_plot:
+    if not _has_snapshot and not _has_plot:
         return
-    context = "all" if _snapshots else None
+    context = "all" if _has_snapshot else None
     torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
     if _has_plot:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -45,18 +44,18 @@ def start() -> None:
         torch.autograd.backward = mark_and_run
 
 
-def end(rank: int, folder: str) -> None:
-    """Write what was asked for. Curves go to the folder of the records."""
+def end(folder: str) -> None:
+    """Write what was asked for to the folder of the records."""
     cuda: Any = torch.cuda
     if not cuda.is_initialized():
         return
-    if _snapshots:
-        cuda.memory._dump_snapshot(os.path.join(_snapshots, f"rank{rank}.pickle"))
+    if _has_snapshot:
+        cuda.memory._dump_snapshot(snapshot_file(folder))
     if _has_plot:
         for device, events in enumerate(cuda.memory._snapshot()["device_traces"]):
             points = _points([event for event in events if "addr" in event])
             if any(map(any, points)):
-                write_curve(folder, Curve(rank, device, points))
+                write_curve(folder, Curve(device, points))
 
 
 def _now() -> int:

@@ -86,6 +86,7 @@ static inline cudaError_t unless_failed(int device)
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
  * finish. NCCL's work is the exception (pending.h). */
 struct capture;
+struct captured_work;
 
 struct stream {
     uint32_t magic;
@@ -94,9 +95,9 @@ struct stream {
     _Atomic int64_t idle_at; /* CLOCK_MONOTONIC in nanoseconds; 0 if no work has taken time */
     struct pending pending;
     _Atomic(struct capture *) capture;
-    struct stream *next;     /* in the list of the capture's streams, or of free streams */
-    unsigned captured_count; /* number of pieces of work that were captured from this stream */
-    bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
+    struct stream *next;         /* in the list of the capture's streams, or of free streams */
+    size_t captured_index;       /* among the capture's streams */
+    struct captured_work *known; /* which captured work it does or waits for */
     struct race_stream races;
 };
 
@@ -119,9 +120,8 @@ struct event {
     uint64_t id;             /* what the file contains while the event exists */
     struct pending pending;
     _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
-    struct stream *captured_on;
-    unsigned captured_count; /* of `captured_on`, when the event was recorded */
-    struct event *next;      /* in the list of free events */
+    struct captured_work *known; /* of the stream, when the event was recorded; it lives as long as the capture */
+    struct event *next;          /* in the list of free events */
     _Atomic uint64_t refusal; /* that was pending when it was recorded, or 0 */
     struct race_event races;
 };

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import ctypes
 import functools
 from collections.abc import Callable
 from types import ModuleType
+from typing import Any
 
 __all__ = ["hook"]
 
@@ -17,9 +17,9 @@ def hook(utils: ModuleType) -> None:
             setattr(utils, name, _with_ptx(getattr(utils, name)))
 
 
-def _with_ptx(get_library: Callable[[], ctypes.CDLL]) -> Callable[[], ctypes.CDLL]:
+def _with_ptx(get_library: Callable[[], Any]) -> Callable[[], Any]:
     @functools.wraps(get_library)
-    def get() -> ctypes.CDLL:
+    def get() -> Any:
         library = get_library()
         # NVRTC keeps the PTX from which it has made the machine code.
         library.nvrtcGetCUBINSize = library.nvrtcGetPTXSize

@@ -415,12 +415,15 @@ class _Body:
             instruction.is_guard_negated = bool(negation)
             if instruction.guard.type is not PREDICATE:
                 raise Refused(f"a guard that is no predicate: {text}")
-        if opcode.split(".", 1)[0] == "call":
-            self._parse_call(instruction, rest)
-        elif opcode.startswith(("bra", "brx")):
-            instruction.operands = self._branch_operands(opcode, rest)
-        else:
-            instruction.operands = tuple(self._operand(piece) for piece in _split(rest))
+        try:
+            if opcode.split(".", 1)[0] == "call":
+                self._parse_call(instruction, rest)
+            elif opcode.startswith(("bra", "brx")):
+                instruction.operands = self._branch_operands(opcode, rest)
+            else:
+                instruction.operands = tuple(self._operand(piece) for piece in _split(rest))
+        except Refused as error:
+            raise Refused(f"{error} of {instruction.text}") from error
         return instruction
 
     def _branch_operands(self, opcode: str, rest: str) -> tuple[Operand, ...]:

@@ -61,7 +61,7 @@ struct sim_kernel_run {
     const char *parameters;
     char *const *variables;
     uint32_t cpu_count;
-    uint64_t timeout_ms; /* in which no block begins or ends */
+    uint64_t timeout_ms; /* in which no block ends */
     const char *timeout_setting; /* what sets it */
     /* Finds the memory at an address; returns false if there is none that kernels of the device may access. */
     bool (*find_memory)(int device, uint64_t address, struct sim_kernel_memory *memory);

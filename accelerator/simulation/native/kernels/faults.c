@@ -185,12 +185,12 @@ static void stop_late_runs(void)
 {
     int64_t time = now();
     for (struct run *run = watched; run; run = run->next) {
-        if (run->seen_blocks != run->next_block) {
-            run->seen_blocks = run->next_block;
+        if (run->seen_blocks != run->ended_blocks) {
+            run->seen_blocks = run->ended_blocks;
             run->deadline = time + (int64_t)run->request->timeout_ms * MILLISECOND;
         }
         if (run->deadline <= time && !run->stops)
-            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has begun or ended for %g s (%s)",
+            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has ended for %g s (%s)",
                          (double)run->request->timeout_ms / 1000, run->request->timeout_setting);
         if (run->stops)
             stop(run);

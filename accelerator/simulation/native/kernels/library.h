@@ -27,7 +27,8 @@ struct run {
     _Atomic u64 next_block;
     _Atomic bool stops; /* a thread has failed, or the time is over */
     int64_t deadline;   /* nanoseconds of CLOCK_MONOTONIC; the watchdog's, as the next one */
-    u64 seen_blocks;    /* that had begun when the watchdog last looked */
+    _Atomic u64 ended_blocks;
+    u64 seen_blocks; /* that had ended when the watchdog last looked */
     pthread_mutex_t lock;
     int error; /* guarded by the lock, as the message */
     char message[MESSAGE_SIZE];

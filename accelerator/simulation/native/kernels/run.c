@@ -185,6 +185,7 @@ static void run_whole_blocks(struct running_worker *worker, struct block *block)
     while (!run->stops && (number = run->next_block++) < run->block_count) {
         begin_block(block, number);
         run->kernel->run_block(block);
+        run->ended_blocks++;
     }
 }
 
@@ -205,6 +206,8 @@ static bool begin_next_block(struct running_worker *worker, struct residents *re
         residents->blocks = blocks;
         residents->capacity = capacity;
     }
+    if (!reused && run->next_block >= run->block_count)
+        return false;
     struct block *block = reused ? reused : make_block(worker);
     u64 number = block ? run->next_block++ : run->block_count;
     if (number >= run->block_count) {
@@ -233,6 +236,7 @@ static void run_interleaved_blocks(struct running_worker *worker, struct residen
         while (block->alive > 0 && block->idle_rounds < IDLE_ROUNDS && !run->stops)
             block->idle_rounds = run_round(block) ? 0 : block->idle_rounds + 1;
         if (block->alive == 0) {
+            run->ended_blocks++;
             residents->blocks[at] = residents->blocks[--residents->count];
             begin_next_block(worker, residents, block);
             idle = 0;

@@ -114,8 +114,7 @@ static void explain(struct program *program, const char *code)
         snprintf(remedy, sizeof remedy, "compile it with -gencode arch=compute_%d,code=compute_%d (TORCH_CUDA_ARCH_LIST=%d.%d+PTX),",
                  wanted, wanted, wanted / 10, wanted % 10);
     snprintf(text, sizeof text,
-             "simulated GPUs run kernels from PTX, and its program has %s%s%s; %s give its op a CPU kernel (torch.library), or"
-             " rehearse with --no-compute, where kernels do nothing",
+             "simulated GPUs run kernels from PTX, and its program has %s%s%s; %s " REMEDY,
              *code ? "machine code alone (" : "none", code, *code ? ")" : "", remedy);
     program->problem = strdup(text);
 }

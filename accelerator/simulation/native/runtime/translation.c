@@ -181,11 +181,11 @@ static char *run_translator(const struct program *program, const char *kernel, c
     /* A program that ignores SIGCHLD gets no status: the file says whether it is there. */
     if (access(target, R_OK) == 0)
         return NULL;
-    if (WIFEXITED(status) && WEXITSTATUS(status) == REFUSED && *text)
-        return strdup(text);
+    bool is_refused = WIFEXITED(status) && WEXITSTATUS(status) == REFUSED && *text;
     const char *last = strrchr(text, '\n');
-    char reason[4200];
-    snprintf(reason, sizeof reason, "its translation fails: %s", last ? last + 1 : text);
+    char reason[4400];
+    snprintf(reason, sizeof reason, "%s%s; " REMEDY, is_refused ? "its PTX cannot run: " : "its translation fails: ",
+             last && !is_refused ? last + 1 : text);
     return strdup(reason);
 }
 

@@ -2,6 +2,7 @@
 #ifndef ACCELERATOR_SIM_RUNTIME_H
 #define ACCELERATOR_SIM_RUNTIME_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "common/clock.h"
@@ -98,6 +99,7 @@ struct stream {
     struct stream *next;         /* in the list of the capture's streams, or of free streams */
     size_t captured_index;       /* among the capture's streams */
     struct captured_work *known; /* which captured work it does or waits for */
+    pthread_mutex_t running;     /* held while a kernel runs that is not torch's own: threads may share the stream */
     struct race_stream races;
 };
 

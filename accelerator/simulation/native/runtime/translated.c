@@ -267,7 +267,9 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .find_memory = find_accessible,
         .find_nearest = find_nearest,
     };
+    pthread_mutex_lock(&stream->running);
     int error = sim_kernel_run(&request, message, sizeof message);
+    pthread_mutex_unlock(&stream->running);
     if (error != SUCCESS) {
         char *readable = demangle(launch->kernel->name);
         const struct sim_error *known = sim_find_error(error);

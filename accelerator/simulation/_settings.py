@@ -228,8 +228,15 @@ PARAMETERS = (
         "fill",
         Choice("zero", "nan"),
         default="zero",
-        readers=_CONFIG,
-        simulate=Option("content of new device memory; nan exposes reads of uninitialized memory (default: zero)"),
+        readers=(*_CONFIG, "libcudart"),
+        simulate=Option("content of new device and shared memory; nan exposes reads of uninitialized memory (default: zero)"),
+    ),
+    Setting(
+        "kernels",
+        Choice("run", "refuse"),
+        default="run",
+        readers=("libcudart",),
+        simulate=Option("kernels that are not torch's own: run translates their PTX, refuse lets launches fail (default: run)"),
     ),
     Setting(
         "triton",
@@ -325,7 +332,11 @@ _VARIABLES = (
     Setting("race_test", ValueType(), readers=("libcudart",)),
     # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
     Setting("init_delay", ValueType(), readers=_CONFIG, fallback=""),
+    # The interpreter that translates kernels, and the directory for what it makes.
+    Setting("python", ValueType(), readers=("libcudart",)),
+    Setting("kernel_cache", ValueType(), readers=("libcudart",)),
     # Variables that users set.
+    Setting("kernel_timeout", ValueType(), readers=("libcudart",), is_set_by_user=True, fallback="60"),
     Setting("nccl_timeout", ValueType(), readers=("libnccl",), is_set_by_user=True, fallback="600"),
     Setting("own_kernels", ValueType(), readers=("kernels",), is_read_early=True, is_set_by_user=True),
     Setting("libraries", ValueType(), readers=("kernels", "python"), is_set_by_user=True),

@@ -167,7 +167,9 @@ def test_help_lists_every_option() -> None:
     done = simulate("--help")
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
-    options = "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill no-triton compile races build"
+    options = (
+        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile races build"
+    )
     assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == {*options.split(), "late-copies"}
 
 

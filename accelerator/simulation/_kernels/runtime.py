@@ -49,6 +49,7 @@ def wait_for_pending(device: torch.device) -> None:
     if error == _NOT_SUPPORTED:
         _raise_refusal()
     if error:
+        torch.cuda.current_stream(device).synchronize()  # raises torch's own error if a kernel has failed
         torch.cuda.check_error(error)
 
 

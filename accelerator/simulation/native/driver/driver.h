@@ -70,7 +70,9 @@ static inline CUresult enter_context(const char *function)
 {
     const struct sim_device *context = current_context();
     RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
-    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+    if (!context)
+        return ERROR_INVALID_CONTEXT;
+    return __builtin_expect(context->is_failure_known, 0) ? context->failure : SUCCESS;
 }
 
 /* blocks.c */
@@ -97,6 +99,7 @@ void block_remove(struct block *block);
 bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 int find_memory(const void *address, struct sim_memory *memory);
+int find_nearest(const void *address, struct sim_memory *memory);
 void set_pool(void *address, void *pool);
 bool set_idle(void *address, bool is_idle);
 
@@ -125,6 +128,13 @@ void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM
 /* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
+static inline CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    *functions = find_runtime();
+    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);
@@ -140,10 +150,20 @@ int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 bool read_refusal(char *text, size_t size);
 void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
 
+extern _Atomic int failure_count; /* devices that the process has lost */
+
+void fail_device(int ordinal, int error);
+
 /* What copies and waits return that have succeeded. */
 static inline CUresult unless_refused(void)
 {
-    return pending_refusal == 0 ? SUCCESS : ERROR_NOT_SUPPORTED;
+    if (pending_refusal != 0)
+        return ERROR_NOT_SUPPORTED;
+    struct sim_device *context = failure_count != 0 ? current_context() : NULL;
+    if (!context || context->failure == SUCCESS)
+        return SUCCESS;
+    context->is_failure_known = true;
+    return context->failure;
 }
 
 /* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */

@@ -151,7 +151,7 @@ def test_device_recipes(launcher: str, visible: str, expected: str) -> None:
 @on_simulated_gpus
 @pytest.mark.parametrize(("gpu", "fits"), [("H100", "yes"), ("A100-40GB", "no")])
 def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
-    """README's example prints its table, with figures within 3 %, because they differ between versions of torch."""
+    """README's example prints its table. Figures of GPUs are within 3 %: they differ between versions of torch."""
     readme = PYTHON[0].page
     (program,) = re.findall(r"```python\n([^`]*TransformerEncoder[^`]*)```", readme)
     (command,) = re.findall(r"^python -m (accelerator rehearse .*) -- python train\.py$", readme, re.MULTILINE)
@@ -168,7 +168,8 @@ def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
     shown = table.splitlines()
     assert head == shown[0]
     figures, expected = ([float(figure) for figure in re.findall(r"[\d.]+(?= GiB)", text)] for text in (row, shown[1]))
-    assert figures == pytest.approx(expected, rel=0.03)
+    assert figures[:3] == pytest.approx(expected[:3], rel=0.03)
+    assert figures[3] == pytest.approx(expected[3], rel=0.5)
     assert (tmp_path / "memory.svg").exists()
 
 

@@ -11,8 +11,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..simulation._rehearsal_record import Curve
-    from .rehearse_report import Entry
+    from ..simulation._rehearsal_record import Curve, Rank
 
 __all__ = ["write"]
 
@@ -29,18 +28,19 @@ _TEXT = "#777777"  # readable on light and on dark pages
 _GIB = 2**30
 
 
-def write(file: Path, curves: list[Curve], entries: list[Entry]) -> None:
+def write(file: Path, ranks: Sequence[Rank]) -> None:
     """Write one picture, or one for each rank and device with its name before the suffix."""
-    totals = {(entry.rank, entry.device): entry.total for entry in entries}
-    ranks = [curve.rank for curve in curves]
-    for curve in curves:
-        rank, device = curve.rank, curve.device
-        name = "" if len(curves) == 1 else f"-rank{rank}" if ranks.count(rank) == 1 else f"-rank{rank}-cuda{device}"
-        path = file.with_name(f"{file.stem}{name}{file.suffix}")
-        path.write_text(draw(curve, totals.get((rank, device), 0)), encoding="utf-8")
+    count = sum(len(rank.curves) for rank in ranks)
+    for rank in ranks:
+        totals = {device.device: device.total for device in rank.record.devices}
+        for curve in rank.curves:
+            device = f"-cuda{curve.device}" if len(rank.curves) > 1 else ""
+            name = "" if count == 1 else f"-rank{rank.rank}{device}"
+            path = file.with_name(f"{file.stem}{name}{file.suffix}")
+            path.write_text(draw(rank.rank, curve, totals.get(curve.device, 0)), encoding="utf-8")
 
 
-def draw(curve: Curve, total: int) -> str:
+def draw(rank: int, curve: Curve, total: int) -> str:
     """Return the picture of one rank's memory on a GPU with that many bytes."""
     points = curve.points
     top = max([total, *(point[-1] for point in points)]) * 1.05
@@ -55,7 +55,7 @@ def draw(curve: Curve, total: int) -> str:
     def line(sizes: list[int]) -> str:
         return " ".join(f"{x(index):.1f},{y(size):.1f}" for index, size in enumerate(sizes))
 
-    title = f"Memory of rank {curve.rank}, cuda:{curve.device}"
+    title = f"Memory of rank {rank}, cuda:{curve.device}"
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" font-family="sans-serif" font-size="13">',
         f"<title>{escape(title)}</title>",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import contextlib
 import os
+import shutil
 import sys
 import textwrap
 import threading
@@ -12,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
-from ..simulation._environment import PROBLEM_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
@@ -26,8 +26,9 @@ Run COMMAND at full size on simulated GPUs that compute nothing, and print what
 memory it needs. torch's own allocator decides: what is printed is what a GPU
 of that size would have reserved, out of memory included.
 
-With --world-size each named rank runs alone, one after the other, as that rank
-of a larger world. Without it, COMMAND may start its own ranks (torchrun)."""
+Ranks that COMMAND starts itself (torchrun, mp.spawn, an engine's workers) run
+together, and all are reported. With --world-size each named rank runs alone,
+one after the other, as that rank of a larger world."""
 _EPILOG = """\
   python -m accelerator rehearse --name H100 --gpus 8 --world-size 128 \\
       --rank 0,127 -- python train.py
@@ -65,7 +66,7 @@ def main(argv: list[str]) -> int:
     if options.capability is None:
         report_unknown_names("rehearse", options.name or ())
     entries: list[rehearse_report.Entry] = []
-    curves: list[_rehearsal_record.Curve] = []
+    found: list[_rehearsal_record.Rank] = []
     status, problem = 0, ""
     with contextlib.ExitStack() as stack:
         try:
@@ -78,30 +79,45 @@ def main(argv: list[str]) -> int:
             try:
                 base = {**os.environ, **_world(options, rank)}
                 child = environment(**machine, compute=False, state=folder / f"state-{rank}", base=base)
-                _prepare(options, child, reports)
+                _prepare(options, child, reports, is_alone=rank is not None)
             except (ValueError, OSError) as error:
                 return report_error("rehearse", str(error))
             except RuntimeError as error:
                 return report_error("rehearse", f"cannot simulate GPUs: {error}")
             with _Progress(rank, reports):
-                ended = run(command, child)
+                ended = run(parser.prog, command, child)
             status = status or ended
-            entries += rehearse_report.read(reports, ended)
-            curves += _rehearsal_record.read_curves(reports)
+            of_run = _rehearsal_record.read_ranks(reports)
+            entries += rehearse_report.entries_of(of_run, ended)
+            found += of_run
             problem = problem or _read_problem(folder / f"state-{rank}")
-    if entries or not problem:
-        sys.stderr.write(rehearse_report.format_table(entries))
-    if problem:
-        failure = report_error("rehearse", problem)
-        status = status or failure
-    try:
-        if options.json:
-            Path(options.json).write_text(rehearse_report.format_json(entries), encoding="utf-8")
-        if options.plot:
-            memory_plot.write(Path(options.plot), curves, entries)
-    except OSError as error:
-        return status or report_error("rehearse", str(error))
+        values = rehearse_report.values_of(found)
+        if entries or not problem:
+            sys.stderr.write(rehearse_report.format_table(entries, values))
+        if problem:
+            failure = report_error("rehearse", problem)
+            status = status or failure
+        try:
+            _write_files(options, found, entries, values)
+        except OSError as error:
+            return status or report_error("rehearse", str(error))
     return status
+
+
+def _write_files(
+    options: argparse.Namespace,
+    ranks: list[_rehearsal_record.Rank],
+    entries: list[rehearse_report.Entry],
+    values: list[_rehearsal_record.MissingValue],
+) -> None:
+    """Write the files that were asked for."""
+    if options.json:
+        Path(options.json).write_text(rehearse_report.format_json(entries, values), encoding="utf-8")
+    if options.plot:
+        memory_plot.write(Path(options.plot), ranks)
+    for rank in ranks:
+        if rank.snapshot is not None:
+            shutil.move(rank.snapshot, os.path.join(options.snapshot, f"rank{rank.rank}.pickle"))
 
 
 def _parser() -> RunParser:
@@ -119,7 +135,7 @@ def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
 
 def _read_problem(state: Path) -> str:
     """Return why the processes of a machine could not be rehearsed, or nothing."""
-    file = state.with_name(f"{state.name}{PROBLEM_SUFFIX}")
+    file = state.with_name(f"{state.name}{_settings.PROBLEM_SUFFIX}")
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 
@@ -159,16 +175,16 @@ def _world(options: argparse.Namespace, rank: int | None) -> dict[str, str]:
     }
 
 
-def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path) -> None:
-    """Tell the processes of the command to record themselves and not to wait for other ranks."""
-    child[_settings.variable("without_peers")] = "1"
+def _prepare(options: argparse.Namespace, child: dict[str, str], reports: Path, is_alone: bool) -> None:
+    """Tell the processes of the command to record themselves, and a rank that runs alone not to wait for other ranks."""
+    if is_alone:
+        child[_settings.variable("without_peers")] = "1"
     child[_settings.variable("rehearse")] = str(reports)
     if options.snapshot:
-        folder = os.path.abspath(options.snapshot)
-        os.makedirs(folder, exist_ok=True)
-        child[_settings.variable("snapshot")] = folder
-    if options.plot:
-        child[_settings.variable("plot")] = "1"
+        os.makedirs(options.snapshot, exist_ok=True)
+    for name in ("snapshot", "plot"):
+        if getattr(options, name):
+            child[_settings.variable(name)] = "1"
 
 
 class _Progress:
@@ -193,7 +209,9 @@ class _Progress:
         seconds = 0
         while not self._has_ended.wait(_PROGRESS_S):
             seconds += 1
-            reserved = max((entry.peak_reserved for entry in rehearse_report.read(self._reports, None)), default=0)
+            ranks = _rehearsal_record.read_ranks(self._reports)
+            devices = [device for rank in ranks for device in rank.record.devices]
+            reserved = max((device.statistics.reserved for device in devices), default=0)
             sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")
             sys.stderr.flush()
         sys.stderr.write("\r\x1b[K")

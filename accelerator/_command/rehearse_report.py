@@ -3,90 +3,123 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..simulation._rehearsal_record import read_records
+from ..simulation._known_gpus import smallest
+from ..simulation._rehearsal_record import CATEGORIES, MissingValue
 
 if TYPE_CHECKING:
-    from pathlib import Path
+    from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord
+    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
 
-__all__ = ["Entry", "format_json", "format_size", "format_table", "read"]
+__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
-_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "retries", "fits")
+_COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "peak host", "retries", "fits")
+_NAMED_PLACES = 3
 
 
 class Entry(NamedTuple):
-    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`."""
+    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`, a peak's are words of `Peak`."""
 
     rank: int
     device: int
     peak_allocated: int
     peak_reserved: int
     total: int
+    peak_host: int
     retries: int
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
+    ran_out: bool = False  # of the memory beyond the GPU's, too
+    peak: Peak | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program ran on beyond the memory of the GPU, so that the peaks are what it needs."""
+        return self.out_of_memory is not None and self.peak_reserved > self.total
 
 
-def read(reports: Path, exit_status: int | None) -> list[Entry]:
+def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
     """Return an entry for each rank and device.
 
     Args:
-        reports: The folder of the processes' records.
-        exit_status: The status of the command, which is its rank's if there is one; None while it runs.
+        ranks: The ranks of one run of the command, by number.
+        exit_status: The status of the command, which is its rank's if there is one.
     """
-    records = read_records(reports)
-    # A process that compiles for a rank initializes CUDA too, and uses no memory.
-    users = {record.rank for record, _ in records if _uses_memory(record)}
     entries: list[Entry] = []
-    for record, own_status in records:
-        if record.rank not in users or _uses_memory(record):
-            status = exit_status if exit_status is not None and len(records) == 1 else own_status
-            entries += [_entry(record.rank, device, status) for device in record.devices]
+    for rank in ranks:
+        status = exit_status if len(ranks) == 1 else rank.status
+        entries += [_entry(rank, device, status) for device in rank.record.devices]
     return sorted(entries, key=lambda entry: (entry.rank, entry.device))
 
 
-def _uses_memory(record: ProcessRecord) -> bool:
-    return any(device.statistics.has_use for device in record.devices)
-
-
-def _entry(rank: int, device: DeviceRecord, exit_status: int | None) -> Entry:
+def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
     figures = device.statistics
     return Entry(
-        rank=rank,
+        rank=rank.rank,
         device=device.device,
         peak_allocated=figures.allocated,
         peak_reserved=figures.reserved,
         total=device.total,
+        peak_host=rank.record.peak_host,
         retries=figures.retries,
-        fits=figures.ooms == 0,
+        fits=figures.ooms == 0 and device.out_of_memory is None,
         out_of_memory=device.out_of_memory,
-        exit_status=exit_status,
+        exit_status=status,
+        ran_out=figures.ooms > 0,
+        peak=device.peak,
     )
 
 
-def format_json(entries: list[Entry]) -> str:
+def values_of(ranks: Sequence[Rank]) -> list[MissingValue]:
+    """Return the places of all ranks where values mattered that a rehearsal does not have."""
+    counts: dict[tuple[str, str | None], int] = {}
+    for rank in ranks:
+        for op, where, times in rank.record.values:
+            counts[op, where] = counts.get((op, where), 0) + times
+    return [MissingValue(op, where, times) for (op, where), times in counts.items()]
+
+
+def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
     """Return the document of ``--json``."""
-    ranks = [{**entry._asdict(), "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict()} for entry in entries]
-    return json.dumps({"schema": 1, "ranks": ranks}, indent=2) + "\n"
+    ranks = [_plain(entry) for entry in entries]
+    places = [{"op": value.op, "where": value.where, "count": value.times} for value in values]
+    return json.dumps({"schema": 1, "ranks": ranks, "values": places}, indent=2) + "\n"
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    fields = entry._asdict()
+    peak = fields.pop("peak")
+    del fields["ran_out"]
+    return {
+        **fields,
+        "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict(),
+        "smallest_gpu": None if entry.ran_out else smallest(entry.peak_reserved),
+        "peak": peak
+        and {
+            "where": peak.where,
+            "allocated": peak.allocated,
+            "held": dict(zip(CATEGORIES, peak.held, strict=True)),
+            "lines": [{"where": where, "bytes": size} for where, size in peak.lines],
+        },
+    }
 
 
 def format_size(size: int) -> str:
     return f"{size / 2**30:.2f} GiB"
 
 
-def format_table(entries: list[Entry]) -> str:
-    """Return the table, and a line for each rank that does not fit or that failed for another reason."""
+def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
+    """Return the table, and a line for each rank that does not fit or failed for another reason, and one for missing values."""
     if not entries:
         return "rehearsal: no process initialized CUDA or a process group\n"
     rows = [
         (
             str(entry.rank),
             f"cuda:{entry.device}",
-            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total)),
+            *map(format_size, (entry.peak_allocated, entry.peak_reserved, entry.total, entry.peak_host)),
             str(entry.retries),
             "yes" if entry.fits else "no",
         )
@@ -102,10 +135,38 @@ def format_table(entries: list[Entry]) -> str:
                 f"rank {entry.rank}, cuda:{entry.device} is out of memory: {failure.op}{where}\n"
                 f"  asked for {format_size(failure.requested)}, and {format_size(failure.free)} were free"
             )
+            lines += _format_need(entry)
     too_large = {entry.rank for entry in entries if not entry.fits}
     failed = {entry.rank: entry.exit_status for entry in entries if entry.exit_status != 0}
     for rank, status in failed.items():
         if rank not in too_large:
             end = "was ended by a signal" if status is None else f"ended with status {status}"
             lines.append(f"rank {rank} {end}: its figures are those until then")
+    if values:
+        lines.append(_format_values(values))
     return "\n".join(lines) + "\n"
+
+
+def _format_need(entry: Entry) -> list[str]:
+    """Return the lines that say what a program needs that does not fit."""
+    lines: list[str] = []
+    if entry.goes_on:
+        name = None if entry.ran_out else smallest(entry.peak_reserved)
+        has_it = f"the smallest known GPU with that is {name}" if name else "no known GPU has that"
+        size = format_size(entry.peak_reserved)
+        lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")
+    if entry.peak is not None:
+        lines.append(f"  at the peak{f', at {entry.peak.where}' if entry.peak.where else ''}, it held")
+        held = [*zip(CATEGORIES, entry.peak.held, strict=True)]
+        lines += [f"    {format_size(size).rjust(10)}  {name}" for name, size in held if size]
+        lines.append("  of which most comes from")
+        lines += [f"    {format_size(size).rjust(10)}  {where}" for where, size in entry.peak.lines]
+    return lines
+
+
+def _format_values(values: list[MissingValue]) -> str:
+    """Return the line that says where values mattered that a rehearsal does not have."""
+    places = f"{len(values)} places" if len(values) > 1 else "1 place"
+    named = ", ".join(f"{value.op} at {value.where or 'an unknown line'}" for value in values[:_NAMED_PLACES])
+    more = f" and {len(values) - _NAMED_PLACES} more" if len(values) > _NAMED_PLACES else ""
+    return f"values that were not computed decided at {places} what follows, or may have: {named}{more}"

@@ -93,14 +93,14 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     except (TypeError, ValueError) as error:
         return report_error("simulate", str(error))
     if options.nodes is None:
-        status = run(command, child)
+        status = run(parser.prog, command, child)
     else:
         nodes = _cluster.node_environments(child, options.nodes, folder)
-        status = _cluster.run(command, nodes, goes_on=options.on_node_failure == "continue")
+        status = _cluster.run(parser.prog, command, nodes, goes_on=options.on_node_failure == "continue")
     faults = parameters.get("faults", ())
     names = ["state"] if options.nodes is None else [f"state-{node}" for node in range(options.nodes)]
     for line in _faults.unfired(*(folder / name for name in names), faults=faults) if faults else ():
-        print(f"python -m accelerator simulate: the fault {line}", file=sys.stderr)
+        print(f"{parser.prog}: the fault {line}", file=sys.stderr)
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 

@@ -41,6 +41,7 @@ __all__ = [
     "LIMITS",
     "PARAMETERS",
     "PREFIX",
+    "PROBLEM_SUFFIX",
     "SETTINGS",
     "Option",
     "Setting",
@@ -55,6 +56,9 @@ PREFIX = "ACCELERATOR_SIM_"
 
 LIBRARIES_FOLDER = "accelerator/simulation-"
 """The path of the compiled libraries below the user's cache directory begins so; the hash of their sources follows."""
+
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 
 LIMITS = {
     "GPUS": 128,  # of a machine
@@ -173,6 +177,7 @@ PARAMETERS = (
         PerGpu(MigInstances(LIMITS["INSTANCES"])),
         readers=_CONFIG,
         simulate=Option("MIG instances of a GPU, or off (default: off)", "K", is_repeated=True),
+        rehearse=Option("MIG instances of a GPU, or off (default: off)", "K", is_repeated=True),
     ),
     Setting(
         "nvlink",
@@ -180,6 +185,7 @@ PARAMETERS = (
         default=False,
         readers=_CONFIG,
         simulate=Option("group of GPUs linked by NVLink, all or off (default: off)", "GROUP", is_repeated=True),
+        rehearse=Option("group of GPUs linked by NVLink, all or off (default: off)", "GROUP", is_repeated=True),
     ),
     Setting(
         "numa",
@@ -187,6 +193,7 @@ PARAMETERS = (
         default=0,
         readers=_CONFIG,
         simulate=Option("NUMA node of a GPU (default: 0)", "NODE", is_repeated=True),
+        rehearse=Option("NUMA node of a GPU (default: 0)", "NODE", is_repeated=True),
     ),
     Setting("clock_reasons", PerGpu(ClockReasons()), default=0, readers=_CONFIG),
     Setting(
@@ -215,7 +222,7 @@ PARAMETERS = (
         "compute",
         Flag(option_gives=False),
         default=True,
-        readers=("libcuda", "libcudart", "kernels", "python"),
+        readers=("libcuda", "libcudart", "libnccl", "kernels", "python"),
         fallback="0",
         is_read_early=True,
         simulate=Option("ops allocate their results and compute nothing"),
@@ -224,8 +231,15 @@ PARAMETERS = (
         "fill",
         Choice("zero", "nan"),
         default="zero",
-        readers=_CONFIG,
-        simulate=Option("content of new device memory; nan exposes reads of uninitialized memory (default: zero)"),
+        readers=(*_CONFIG, "libcudart"),
+        simulate=Option("content of new device and shared memory; nan exposes reads of uninitialized memory (default: zero)"),
+    ),
+    Setting(
+        "kernels",
+        Choice("run", "refuse"),
+        default="run",
+        readers=("libcudart",),
+        simulate=Option("kernels that are not torch's own: run translates their PTX, refuse lets launches fail (default: run)"),
     ),
     Setting(
         "triton",
@@ -328,7 +342,7 @@ _VARIABLES = (
     # The number of a node of a cluster.
     Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
+    Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.
     Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
     # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.
@@ -339,7 +353,11 @@ _VARIABLES = (
     Setting("race_test", ValueType(), readers=("libcudart",)),
     # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
     Setting("init_delay", ValueType(), readers=_CONFIG, fallback=""),
+    # The interpreter that translates kernels, and the directory for what it makes.
+    Setting("python", ValueType(), readers=("libcudart",)),
+    Setting("kernel_cache", ValueType(), readers=("libcudart",)),
     # Variables that users set.
+    Setting("kernel_timeout", ValueType(), readers=("libcudart",), is_set_by_user=True, fallback="60"),
     Setting("nccl_timeout", ValueType(), readers=("libnccl",), is_set_by_user=True, fallback="600"),
     Setting("own_kernels", ValueType(), readers=("kernels",), is_read_early=True, is_set_by_user=True),
     Setting("libraries", ValueType(), readers=("kernels", "python"), is_set_by_user=True),

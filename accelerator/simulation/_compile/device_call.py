@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import accesses, assertions, capture
+from .._kernels import accesses, assertions, capture, runtime
 from .._kernels.aliases import cpu_alias
 
 __all__ = ["DeviceCall"]
@@ -41,10 +41,10 @@ class DeviceCall:
 
     def _call(self, inputs: list[Any]) -> list[Any]:
         cpu_inputs = [cpu_alias(value) if _is_cuda(value) else value for value in inputs]
-        if capture.streams_need_checks.value or capture.has_faults():
+        if runtime.streams_need_checks.value or runtime.has_faults():
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
-                if device.type == "cuda" and capture.wait_unless_capturing(device):
+                if device.type == "cuda" and runtime.wait_unless_capturing(device):
                     return self._record(inputs, cpu_inputs, device)
         return self._run(inputs, cpu_inputs)[0]
 
@@ -57,7 +57,7 @@ class DeviceCall:
             if device is None or not assertions.is_failed("index", error):
                 raise
             assertions.fail(_COMPILED, error, device)
-            capture.raise_error(device)
+            runtime.raise_error(device)
             raise
         return [outputs.to_device(value, device) for value, device in zip(computed, self._devices, strict=True)], computed
 

@@ -1,4 +1,4 @@
-"""Calls a function on a module as soon as a program has imported it, without importing it."""
+"""Calls functions on a module as soon as a program has imported it, without importing it."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ __all__ = ["after_import"]
 class _Finder(MetaPathFinder):
     """Finds one module as Python does, and lets `_Loader` load it."""
 
-    def __init__(self, name: str, function: Callable[[ModuleType], None]) -> None:
-        self._name = name
-        self._function = function
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.functions: list[Callable[[ModuleType], None]] = []
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if fullname != self._name:
+        if fullname != self.name:
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
             sys.meta_path.remove(self)
-            spec.loader = _Loader(spec.loader, self._function)
+            spec.loader = _Loader(spec.loader, self.functions)
         return spec
 
 
 class _Loader(Loader):
-    """Loads a module with its own loader, then calls the function."""
+    """Loads a module with its own loader, then calls the functions."""
 
-    def __init__(self, loader: Loader, function: Callable[[ModuleType], None]) -> None:
+    def __init__(self, loader: Loader, functions: list[Callable[[ModuleType], None]]) -> None:
         self._loader = loader
-        self._function = function
+        self._functions = functions
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -45,13 +45,18 @@ class _Loader(Loader):
         # The loader is restored first, because modules use it to find their resources and source code.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        self._function(module)
+        for function in self._functions:
+            function(module)
 
 
 def after_import(name: str, function: Callable[[ModuleType], None]) -> None:
-    """Call a function with a module: now if the module has been imported, else when it is."""
+    """Call a function with a module: now if the module has been imported, else when it is, after those registered before."""
     module = sys.modules.get(name)
     if module is not None:
         function(module)
-    else:
-        sys.meta_path.insert(0, _Finder(name, function))
+        return
+    finder = next((each for each in sys.meta_path if isinstance(each, _Finder) and each.name == name), None)
+    if finder is None:
+        finder = _Finder(name)
+        sys.meta_path.insert(0, finder)
+    finder.functions.append(function)

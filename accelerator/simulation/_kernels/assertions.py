@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from . import capture
+from . import runtime
 
 __all__ = ["fail", "is_failed", "may_assert", "with_valid_indices"]
 
@@ -75,9 +75,9 @@ def fail(op: str, error: Exception, device: torch.device) -> None:
     text = str(error).partition("\n")[0].rstrip(".")
     line = f"{file}: {op}: block: [0,0,0], thread: [0,0,0] Assertion `{assertion}` failed. ({text})"
     print(line, file=sys.stderr, flush=True)
-    capture.runtime.accelerator_simulation_assert_failed(device.index)
+    runtime.library.accelerator_simulation_assert_failed(device.index)
     if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
-        capture.raise_error(device)
+        runtime.raise_error(device)
 
 
 def with_valid_indices(value: Any) -> Any:

@@ -80,10 +80,13 @@ storage_at: Callable[[int, torch.device, int], torch.UntypedStorage] = _find("_C
 # Functions of the code that torch.compile generates, which do not go through the dispatcher: `as_strided`, which takes a tuple
 # but not a torch.Size, and `empty_strided` on the current device.
 view: Callable[..., torch.Tensor] = _find("_C._dynamo.guards._reinterpret_tensor")
+_guards: Any = _find("_C._dynamo.guards")
 empty_on_current_device: Callable[..., torch.Tensor] = _find("_C._dynamo.guards._empty_strided_cuda")
+# Whether the storage of a weak reference was freed.
+is_expired: Callable[[int], bool] = _find("UntypedStorage._expired")
 # Marks a tensor as lazily conjugated, or not.
 set_conj: Callable[[torch.Tensor, bool], None] = _find("_C._set_conj")
-# A weak reference to a storage, by which race detection knows that its memory was freed; it must be freed too.
+# A weak reference to a storage, by which race detection and rehearsals know that its memory was freed; it must be freed too.
 weak_reference: Callable[[torch.UntypedStorage], int] = _find("UntypedStorage._weak_ref")
 free_weak_reference: Callable[[int | None], None] = _find("UntypedStorage._free_weak_ref")
 
@@ -127,6 +130,11 @@ def replace(name: str, make: Callable[[Callable[..., Any]], Callable[..., Any]])
     original = getattr(torch._C, name, None)
     if original is not None:
         setattr(torch._C, name, make(original))
+
+
+def replace_empty_of_compiled_code(function: Callable[..., torch.Tensor]) -> None:
+    """Replace ``empty_strided`` of the code that torch.compile generates, which finds it when that is imported."""
+    _guards._empty_strided_cuda = function
 
 
 # Reset the peaks of the allocator, or its counts. The second ones are called by torch.accelerator.

@@ -6,135 +6,21 @@ import ctypes
 import itertools
 import traceback
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
 from . import bindings
+from .runtime import library
 
-__all__ = [
-    "begin_op",
-    "flip_bit",
-    "has_faults",
-    "is_capturing",
-    "put_on_stream",
-    "raise_capture_error",
-    "raise_error",
-    "raise_if_freed",
-    "runtime",
-    "streams_need_checks",
-    "wait_for_pending",
-    "wait_unless_capturing",
-]
+__all__ = ["put_on_stream", "raise_capture_error", "raise_if_freed"]
 
-assert torch.version.cuda is not None
-# By its full name, since another major version's library may be loaded too.
-runtime = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
-runtime.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-runtime.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-runtime.accelerator_simulation_released.restype = ctypes.c_size_t
-
-runtime.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
-runtime.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
-_NOT_READY, _NOT_SUPPORTED = 600, 801
-_WAIT_MS = 100
-
-streams_need_checks = ctypes.c_int.in_dll(runtime, "accelerator_simulation_attention")
-"""Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
-and in a bad fork."""
-
-_fault_flag = ctypes.POINTER(ctypes.c_int).in_dll(runtime, "accelerator_simulation_fault_flag")
-runtime.accelerator_simulation_begin_op.argtypes = (ctypes.c_void_p, ctypes.c_int)
+library.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
+library.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+library.accelerator_simulation_released.restype = ctypes.c_size_t
+library.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 _computations: dict[int, Callable[[], object]] = {}
 _identifiers = itertools.count(1)
-
-
-def is_capturing(device: torch.device) -> bool:
-    """Return whether the current stream of the device captures."""
-    with torch.cuda.device(device):
-        return torch.cuda.is_current_stream_capturing()
-
-
-def raise_in_bad_fork() -> None:
-    """Raise torch's error in a child of a process that had initialized CUDA: it shares the memory of its parent's GPUs."""
-    initialize: Callable[[], None] = torch.cuda.init
-    initialize()
-
-
-def has_faults() -> bool:
-    """Return whether the machine has had a fault: calls must then tell of each op (``native/faults``)."""
-    return _fault_flag[0] != 0
-
-
-def begin_op(device: torch.device) -> None:
-    """Tell the faults that an op begins on the device's current stream.
-
-    Raises:
-        RuntimeError: a fault has broken this process's context; the error is torch's.
-    """
-    if runtime.accelerator_simulation_begin_op(bindings.current_stream(device.index), device.index) < 0:
-        raise_error(device)
-
-
-def flip_bit(results: Any, device: torch.device) -> None:
-    """Flip a bit of an op's result if a fault has it: of one element of the first floating-point tensor."""
-    bit = runtime.accelerator_simulation_flip(device.index)
-    if bit < 0:
-        return
-    for result in results if isinstance(results, (list, tuple)) else (results,):
-        if isinstance(result, torch.Tensor) and result.is_cuda and result.is_floating_point() and result.numel():
-            address = ctypes.c_uint8.from_address(result.data_ptr() + bit // 8 % result.element_size())
-            address.value ^= 1 << bit % 8
-            runtime.accelerator_simulation_flipped(device.index)
-            return
-
-
-def raise_error(device: torch.device) -> None:
-    """Raise torch's error for a context that is broken."""
-    torch.cuda.current_stream(device).synchronize()
-
-
-def wait_for_pending(device: torch.device) -> None:
-    """Wait for the collectives that the device's current stream waits for. The loop lets Ctrl-C interrupt it.
-
-    Raises:
-        RuntimeError: a kernel was refused, and the program has not read the error.
-    """
-    raise_in_bad_fork()
-    index = device.index
-    stream = bindings.current_stream(index)
-    while (error := runtime.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
-        pass
-    if error == _NOT_SUPPORTED:
-        raise_refusal()
-    if error:
-        if has_faults():
-            raise_error(device)
-        torch.cuda.check_error(error)
-
-
-def raise_refusal() -> None:
-    """Raise the error of a kernel that was refused, if the program has not read it: the op's arguments may not be computed."""
-    text = ctypes.create_string_buffer(4096)
-    if runtime.accelerator_simulation_refusal(text, ctypes.c_size_t(len(text))):
-        runtime.cudaGetLastError()  # of this thread: torch would raise it after its next launch
-        raise RuntimeError(f"CUDA error: operation not supported: {text.value.decode(errors='replace')}")
-
-
-def wait_unless_capturing(device: torch.device) -> bool:
-    """Return True if the current stream of the device captures. If it does not, wait for its collectives and return False.
-
-    A fault of the device may fail the op that begins.
-    """
-    if streams_need_checks.value:
-        raise_in_bad_fork()
-        if is_capturing(device):
-            return True
-        wait_for_pending(device)
-    if has_faults():
-        begin_op(device)
-    return False
 
 
 def raise_capture_error(device: torch.device) -> None:
@@ -147,7 +33,7 @@ def raise_if_freed(addresses: list[int], name: str) -> None:
     """Raise an error if device memory that a replay reads was freed after the capture."""
     attributes = (ctypes.c_int * 64)()  # their first field is the kind of memory, which is 0 if there is none
     for address in addresses:
-        if runtime.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
+        if library.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
             raise RuntimeError(f"an illegal memory access: an argument of {name} was freed after the capture")
 
 
@@ -158,7 +44,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
     _computations[identifier] = computation
     with torch.cuda.device(device):
         stream = bindings.current_stream(device.index)
-        error = runtime.accelerator_simulation_compute(stream, _run, identifier)
+        error = library.accelerator_simulation_compute(stream, _run, identifier)
     if error:
         del _computations[identifier]
         torch.cuda.check_error(error)
@@ -167,7 +53,7 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
 def _drop_released() -> None:
     """Drop the computations of graphs that were destroyed."""
     identifiers = (ctypes.c_uint64 * 64)()
-    while count := runtime.accelerator_simulation_released(identifiers, 64):
+    while count := library.accelerator_simulation_released(identifiers, 64):
         for identifier in identifiers[:count]:
             _computations.pop(identifier, None)
 

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from . import assertions, bindings, capture
+from . import assertions, bindings, runtime
 from .bindings import DispatchKey
 from .call import Call
-from .capture import has_faults, streams_need_checks
 from .engine import engine
 from .ops import Op
+from .runtime import has_faults, streams_need_checks
 
 __all__ = ["copy_override", "kernel_override", "run_each", "spans_devices"]
 
@@ -30,7 +30,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
         needs_check = streams_need_checks.value or has_faults()
-        if needs_check and call.device is not None and capture.wait_unless_capturing(call.device):
+        if needs_check and call.device is not None and runtime.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
@@ -54,7 +54,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                     computed = call.compute(cpu_args, cpu_kwargs)
             results = call.results(computed, args, kwargs)
             if needs_check and has_faults() and call.device is not None:
-                capture.flip_bit(results, call.device)
+                runtime.flip_bit(results, call.device)
             return results
         except Exception:
             for alias, values in state:
@@ -73,7 +73,7 @@ def _fail_on_device(call: Call, error: Exception, cpu_args: list[Any], cpu_kwarg
     try:
         return call.compute(assertions.with_valid_indices(cpu_args), assertions.with_valid_indices(cpu_kwargs))
     except (RuntimeError, IndexError):  # there are no valid indices, of a dimension without elements
-        capture.raise_error(call.device)
+        runtime.raise_error(call.device)
         raise
 
 
@@ -142,9 +142,9 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         else:
             device = self.device if self.is_cuda else src.device
             if streams_need_checks.value:
-                capture.wait_for_pending(device)
+                runtime.wait_for_pending(device)
             if has_faults():
-                capture.begin_op(device)
+                runtime.begin_op(device)
             by_key(torch_key, self, src, non_blocking)
         return self
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import importlib
 import inspect
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ from .dtypes import dtype_rules
 from .kernel_memory import RESULT_MEMORY
 from .library_texts import device_checks
 
-__all__ = ["Op", "not_simulated"]
+__all__ = ["SCALARS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
 
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
@@ -55,7 +56,7 @@ _UPDATES_STATISTICS = frozenset(
         "batch_norm_gather_stats_with_counts", "batch_norm_update_stats",
     )
 )  # fmt: skip
-_SCALARS = (int, float, complex)  # bool is an int
+SCALARS = (int, float, complex)  # bool is an int
 # For these ops torch itself converts numbers into tensors.
 _CONVERTS_SCALARS = frozenset(("add", "sub", "mul", "div", "floor_divide", "true_divide", "divide", "multiply", "subtract"))
 _COMPOSITE_KEYS = (
@@ -160,16 +161,16 @@ class Op:
         kernel in Python gets a plain number instead.
         """
         tensors = self.tensor_names
-        scalars = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, _SCALARS) and n in tensors]
+        scalars = [n for n, v in zip(self.names, args, strict=False) if isinstance(v, SCALARS) and n in tensors]
         if kwargs:
-            scalars += [n for n, v in kwargs.items() if isinstance(v, _SCALARS) and n in tensors]
+            scalars += [n for n, v in kwargs.items() if isinstance(v, SCALARS) and n in tensors]
         # torch itself converts numbers for some ops.
         if not scalars or self.short_name.rstrip("_") in _CONVERTS_SCALARS:
             return function(*args, **kwargs)
         if (overload := self._scalar_overload(frozenset(scalars))) is not None:
             return function_of(overload)(*args, **kwargs)
-        converted = [_as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
-        return function(*converted, **{n: _as_tensor(v) if n in scalars else v for n, v in kwargs.items()})
+        converted = [as_tensor(v) if n in scalars else v for n, v in zip(self.names, args, strict=False)]
+        return function(*converted, **{n: as_tensor(v) if n in scalars else v for n, v in kwargs.items()})
 
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Return whether the host reads results or their sizes, so that a call waits for its stream."""
@@ -226,6 +227,19 @@ class Op:
                 continue
         return None
 
+    def without_out(self) -> Op | None:
+        """Return the overload that returns new tensors in place of the ``out=`` arguments, or None."""
+        base, _ = schemas.split(self.name)
+        names = [name for name in self.names if name not in self.out]
+        for overload in bindings.get_overloads(base)[1]:
+            schema = bindings.get_schema(base, overload)
+            is_new = all(result.alias_info is None for result in schema.returns) and len(schema.returns) == len(self.results)
+            if is_new and [argument.name for argument in schema.arguments] == names:
+                types = [str(argument.type) for argument in schema.arguments]
+                if types == [str(argument.type) for argument in self.schema.arguments if argument.name in names]:
+                    return Op(f"{base}.{overload}" if overload else base, self.key)
+        return None
+
     def infer_shapes(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[Any], dict[str, Any]]:
         """Return the results and the arguments as meta tensors, which have sizes, strides and types.
 
@@ -237,7 +251,7 @@ class Op:
             prepared_kwargs = {name: prepare(value) for name, value in kwargs.items()}
             return function(*prepared_args, **prepared_kwargs), self.bind(tuple(prepared_args), prepared_kwargs)
 
-        _import_dynamo()
+        import_dynamo()
         try:
             returned, arguments = compute(_to_meta, self.operator)
         except NotImplementedError:
@@ -246,19 +260,24 @@ class Op:
         return results, arguments
 
 
-@functools.cache
-def _import_dynamo() -> None:
-    """Import Dynamo if this torch cannot import it inside a kernel, as the shape rules of some ops do.
-
-    Until torch 2.7, the import of Dynamo records which functions of tensors Python's operators call, and kernels disable that.
-    """
+def _needs_torch_function_in_import() -> bool:
     source = Path(torch.__file__).parent / "_dynamo/variables/torch_function.py"
-    if "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8"):
+    return "\npopulate_builtin_to_tensor_fn_map()" in source.read_text(encoding="utf-8")
+
+
+# Until torch 2.7, the import of Dynamo records which functions of tensors Python's operators call, and kernels disable that.
+_HAS_TO_IMPORT_DYNAMO = _needs_torch_function_in_import()
+
+
+def import_dynamo() -> None:
+    """Import Dynamo if this torch cannot import it inside a kernel, as the shape rules of some ops do."""
+    if _HAS_TO_IMPORT_DYNAMO and "torch._dynamo" not in sys.modules:
         with bindings.with_torch_function():
             importlib.import_module("torch._dynamo")
 
 
-def _as_tensor(value: complex) -> torch.Tensor:
+def as_tensor(value: complex) -> torch.Tensor:
+    """Return a tensor of a number that a kernel in Python gets in place of a tensor."""
     return torch.scalar_tensor(value, dtype=_scalar_dtype(value), device="cpu")
 
 

@@ -8,6 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .decompositions.semi_structured import compressed_columns
+
 __all__ = ["SHAPE_RULES"]
 
 
@@ -29,6 +31,84 @@ def _lstsq_out(tensor: Tensor, b: Tensor, *arguments: Any, solution: Tensor, **o
     return solution, *(others[name].resize_(0) for name in ("residuals", "rank", "singular_values"))
 
 
+def _with_mask(tensor: Tensor, *arguments: Any, **options: Any) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensor), torch.empty_like(tensor, dtype=torch.bool)
+
+
+def _quantization_gradients(grad: Tensor, tensor: Tensor, scale: Tensor, zero: Tensor, *options: Any) -> tuple[Tensor, ...]:
+    return torch.empty_like(tensor), torch.empty_like(scale), torch.empty_like(zero)
+
+
+def _statistics(tensor: Tensor, *arguments: Any) -> tuple[Tensor, Tensor]:
+    dtype = torch.promote_types(tensor.dtype, torch.float32)
+    return tensor.new_empty(tensor.size(1), dtype=dtype), tensor.new_empty(tensor.size(1), dtype=dtype)
+
+
+def _extremes(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    return tensor.new_empty(()), tensor.new_empty(())
+
+
+def _extremes_along_dim(tensor: Tensor, dim: int, keepdim: bool = False) -> tuple[Tensor, Tensor]:
+    return tensor.amin(dim, keepdim), tensor.amax(dim, keepdim)
+
+
+def _convolution(
+    self: Tensor,
+    weight: Tensor,
+    kernel_size: list[int],
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    dilation: Any = 1,
+) -> Tensor:
+    dims = self.dim() - 2
+    sizes = [[each] * dims if isinstance(each, int) else each for each in (stride, padding, dilation)]
+    return torch.ops.aten.convolution(self, weight, bias, *sizes, False, [0] * dims, self.size(1) // weight.size(1))
+
+
+def _transposed_convolution(
+    self: Tensor,
+    weight: Tensor,
+    kernel_size: list[int],
+    bias: Tensor | None = None,
+    stride: Any = 1,
+    padding: Any = 0,
+    output_padding: Any = 0,
+    dilation: Any = 1,
+) -> Tensor:
+    dims = self.dim() - 2
+    stride, padding, output_padding, dilation = (
+        [each] * dims if isinstance(each, int) else each for each in (stride, padding, output_padding, dilation)
+    )
+    return torch.ops.aten.convolution(self, weight, bias, stride, padding, dilation, True, output_padding, 1)
+
+
+def _jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
+    if total_L is None:
+        raise NotImplementedError  # the kernel reads the last offset
+    return dense.new_empty((total_L, *dense.shape[1 + len(offsets) :]))
+
+
+def _query_key_value(qkv: Tensor, bias: Tensor, num_heads: int) -> tuple[Tensor, ...]:
+    batch, length, features = qkv.shape
+    made = qkv.new_empty((3, batch, num_heads, length, features // 3 // num_heads))
+    return made[0], made[1], made[2]
+
+
+def _compressed(tensor: Tensor) -> Tensor:
+    rows, columns = tensor.shape
+    return tensor.new_empty((rows, compressed_columns(tensor.dtype, columns)))
+
+
+def _packed_weight(tensor: Tensor, inner_tiles: int) -> Tensor:
+    rows, size = tensor.shape
+    return tensor.new_empty((-(-rows // 8), size // (inner_tiles * 8), 32, inner_tiles // 2), dtype=torch.int32)
+
+
+def _packed_product(tensor: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
+    return tensor.new_empty((tensor.size(0), weight.size(0) * 8))
+
+
 SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "aten::_logcumsumexp": _like_first,
     "aten::_ctc_loss_backward": _like_second,
@@ -36,6 +116,36 @@ SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "aten::fractional_max_pool3d_backward": _like_second,
     "aten::multi_margin_loss_backward": _like_second,
     "aten::multilabel_margin_loss_backward": _like_second,
+    **dict.fromkeys(
+        (
+            *("aten::_masked_softmax", "aten::_sample_dirichlet", "aten::_dirichlet_grad", "aten::_standard_gamma_grad"),
+            *("aten::binomial", "aten::glu_jvp", "aten::_fake_quantize_learnable_per_tensor_affine"),
+            "aten::_fake_quantize_learnable_per_channel_affine",
+        ),
+        _like_first,
+    ),
+    **dict.fromkeys(
+        (
+            "aten::_fake_quantize_per_tensor_affine_cachemask_tensor_qparams",
+            "aten::fake_quantize_per_tensor_affine_cachemask",
+            "aten::fake_quantize_per_channel_affine_cachemask",
+        ),
+        _with_mask,
+    ),
+    "aten::_fake_quantize_learnable_per_tensor_affine_backward": _quantization_gradients,
+    "aten::_fake_quantize_learnable_per_channel_affine_backward": _quantization_gradients,
+    "aten::batch_norm_update_stats": _statistics,
+    "aten::_aminmax": _extremes,
+    "aten::_aminmax.dim": _extremes_along_dim,
+    "aten::_slow_conv2d_forward": _convolution,
+    "aten::slow_conv_dilated2d": _convolution,
+    "aten::slow_conv_dilated3d": _convolution,
+    "aten::slow_conv_transpose3d": _transposed_convolution,
+    "aten::_padded_dense_to_jagged_forward": _jagged,
+    "aten::_transform_bias_rescale_qkv": _query_key_value,
+    "aten::_cslt_compress": _compressed,
+    "aten::_convert_weight_to_int4pack": _packed_weight,
+    "aten::_weight_int4pack_mm": _packed_product,
     "aten::geqrf": _geqrf,
     "aten::linalg_lstsq.out": _lstsq_out,
 }

@@ -2,15 +2,23 @@
 
 from __future__ import annotations
 
-from .._compile import dynamo
-from . import cpu_fills, recorder, without_peers
+from .. import _settings
+from .._compile import dynamo, library_ops
+from .._kernels.rehearsal import override_library_op
+from . import collectives, cpu_fills, distributions, recorder, with_peers, without_peers
 
 __all__ = ["install"]
 
 
 def install() -> None:
     """Prepare this process. Imports and initializes nothing."""
+    library_ops.install(override_library_op)
     dynamo.install()
     cpu_fills.install()
-    without_peers.install()
+    distributions.install()
+    collectives.install()
+    if _settings.read("without_peers") == "1":
+        without_peers.install()
+    else:
+        with_peers.install()
     recorder.install()

@@ -13,40 +13,56 @@ import functools
 import os
 import sys
 import threading
+import time
 from collections.abc import Callable
 from pathlib import Path
-from types import FrameType
+from types import ModuleType
 from typing import Any
 
 import torch
 
 from .. import _settings
-from .._kernels import bindings
-from .._rehearsal_record import DeviceRecord, OutOfMemory, ProcessRecord, Statistics, status_file, write_record
+from .._compile.import_hook import after_import
+from .._kernels import bindings, growth
+from .._kernels.known_values import forget_noted, frames_from, noted, program_line
+from .._rehearsal_record import (
+    DeviceRecord,
+    MissingValue,
+    OutOfMemory,
+    Peak,
+    ProcessRecord,
+    Statistics,
+    status_file,
+    write_record,
+)
 from . import history
+from .distributed import replace
+from .peaks import held_memory
 
-__all__ = ["install", "start"]
+__all__ = ["install"]
 
 _INTERVAL_S = 1.0
-_LIBRARIES = tuple(
-    os.path.join(folder, "") for folder in (os.path.dirname(torch.__file__), os.path.dirname(os.path.dirname(__file__)))
-)
-
+# How much larger than the last one a peak must be for the memory to be looked at again, which takes up to a second.
+_STEP, _STEP_BEYOND_MEMORY, _LEAST_PEAK = 1.1, 1.03, 2**26
 _folder = _settings.read("rehearse") or ""
 _is_started = False
 _kept: dict[int, Statistics] = {}  # by device, what torch's statistics no longer contain
 _out_of_memory: dict[int, OutOfMemory] = {}
+_peaks: dict[int, Peak] = {}
+_rank_of_group: list[int] = []  # the rank in the first process group of this process
+_started_at: list[float] = []
 
 
 def install() -> None:
     """Record this process once it initializes CUDA or a process group, if the command was started by ``rehearse``."""
     if not _folder:
         return
-    bindings.replace("_cuda_init", lambda initialize: _after(initialize, start))
+    bindings.replace("_cuda_init", lambda initialize: _after(initialize, _start_with_cuda))
     for name in bindings.RESET_PEAKS:
         bindings.replace(name, lambda reset: _before(reset, _keep_peaks))
     for name in bindings.RESET_COUNTS:
         bindings.replace(name, lambda reset: _before(reset, _keep_counts))
+    after_import("torch.distributed.distributed_c10d", _record_groups)
     leave: Any = _before(os._exit, _end)
     os._exit = leave
     os.register_at_fork(after_in_child=_forget)
@@ -58,11 +74,35 @@ def start() -> None:
     if not _folder or _is_started:
         return
     _is_started = True
-    bindings.observe_out_of_memory(_note_out_of_memory)
-    history.start()
+    _started_at.append(time.time())
     atexit.register(_end)
     ctypes.CDLL(None).accelerator_simulation_report_exit(os.fsencode(status_file(_folder)))
+    _write()  # the process may be killed before the thread runs
     threading.Thread(target=_write_regularly, name="rehearsal", daemon=True).start()
+
+
+def _start_with_cuda() -> None:
+    bindings.observe_out_of_memory(_note_out_of_memory)
+    growth.observe(_note_growth)
+    history.start()
+    start()
+
+
+def _record_groups(c10d: ModuleType) -> None:
+    """Record this process once it initializes a process group, which gives it a rank."""
+    module: Any = c10d
+    init_process_group: Any = module.init_process_group
+
+    @functools.wraps(init_process_group)
+    def init_and_record(*arguments: Any, **options: Any) -> Any:
+        start()
+        result = init_process_group(*arguments, **options)
+        if not _rank_of_group:
+            _rank_of_group.append(module.get_rank())
+            _write()
+        return result
+
+    replace(c10d, "init_process_group", init_and_record)
 
 
 def _after(original: Callable[..., Any], function: Callable[[], object]) -> Callable[..., Any]:
@@ -86,8 +126,9 @@ def _forget() -> None:
     """A forked child is a rank of its own if it initializes CUDA itself."""
     global _is_started
     _is_started = False
-    _kept.clear()
-    _out_of_memory.clear()
+    for of_parent in (_kept, _out_of_memory, _peaks, _rank_of_group, _started_at):
+        of_parent.clear()
+    forget_noted()
 
 
 def _statistics(device: int) -> Statistics:
@@ -127,41 +168,26 @@ def _note_out_of_memory(device: int, requested: int, allocated: int, free: int) 
         history.note_out_of_memory()
 
 
+def _note_growth(op: str) -> None:
+    """Note where a device's memory was exceeded, and what holds it when clearly more is allocated than ever."""
+    for device in range(torch.cuda.device_count()):
+        line: Any = None
+        exceeded = growth.excess(device)
+        if exceeded is not None and device not in _out_of_memory:
+            line = program_line(frames_from(sys._getframe(1)))
+            _out_of_memory[device] = OutOfMemory(*exceeded, op, line)
+        allocated = bindings.memory_statistics(device)["allocated_bytes"]["all"]["current"]
+        step = _STEP if exceeded is None else _STEP_BEYOND_MEMORY
+        if allocated > step * (_peaks[device].allocated if device in _peaks else _LEAST_PEAK):
+            line = line or program_line(frames_from(sys._getframe(1)))
+            _peaks[device] = held_memory(device, line)
+
+
 def _place() -> tuple[str, str | None]:
     """Return the op that allocates and the line of the program that called it."""
-    frames = list(_frames(sys._getframe(1)))
-    op = next(
-        (frame.f_locals["described"].name for frame in frames if "described" in frame.f_locals and _is_kernel(frame)), None
-    )
-    line = _program_line(frames)
-    if line is None:
-        # The op is of a backward, in a thread of torch: the program waits in its own.
-        main = sys._current_frames().get(threading.main_thread().ident or 0)
-        line = _program_line(list(_frames(main)))
-    return op or "an allocation", line
-
-
-def _frames(frame: FrameType | None) -> Any:
-    while frame is not None:
-        yield frame
-        frame = frame.f_back
-
-
-def _is_kernel(frame: FrameType) -> bool:
-    return frame.f_code.co_filename.startswith(_LIBRARIES[1])
-
-
-def _program_line(frames: list[FrameType]) -> str | None:
-    """Return the innermost line outside of torch and the simulation."""
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and not name.startswith("<") and os.sep + "lib" + os.sep + "python" not in name:
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-    for frame in frames:
-        name = frame.f_code.co_filename
-        if not name.startswith(_LIBRARIES) and "<frozen" not in name and not name.endswith("threading.py"):
-            return f"{name}:{frame.f_lineno} in {frame.f_code.co_name}"
-    return None
+    frames = frames_from(sys._getframe(1))
+    op = next((frame.f_locals["described"].name for frame in frames if "described" in frame.f_locals), None)
+    return op or "an allocation", program_line(frames)
 
 
 def _write_regularly() -> None:
@@ -177,24 +203,39 @@ def _end(code: int | None = None, *others: Any) -> None:
     _write()
     if code is not None:  # of os._exit, which libc's handlers do not see
         Path(status_file(_folder)).write_text(str(code & 0xFF), encoding="ascii")
-    history.end(_rank(), _folder)
+    history.end(_folder)
     _is_started = False
 
 
-def _rank() -> int:
-    return int(os.environ.get("RANK", "0"))
+def _rank() -> int | None:
+    """Return the rank in the process group, else that of the environment, if there is one."""
+    rank = os.environ.get("RANK", "")
+    return _rank_of_group[0] if _rank_of_group else int(rank) if rank.isdecimal() else None
+
+
+def _peak_host() -> int:
+    """Return the peak of this process's resident host memory in bytes. That of getrusage includes what ran before ``exec``."""
+    with open("/proc/self/status", encoding="ascii", errors="replace") as file:
+        [kibibytes] = [line.split()[1] for line in file if line.startswith("VmHWM:")]
+    return int(kibibytes) * 1024
 
 
 _write_lock = threading.Lock()
 
 
 def _write() -> None:
-    statistics = {device: _statistics(device) for device in range(torch.cuda.device_count() if _is_initialized() else 0)}
-    current = [torch.cuda.current_device()] if statistics else []
-    used = [device for device in statistics if statistics[device].has_use] or current
-    devices = [DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device)) for device in used]
-    with _write_lock:
-        write_record(_folder, ProcessRecord(_rank(), devices))
+    with _write_lock:  # whoever writes last has the newest figures
+        devices = range(torch.cuda.device_count() if _is_initialized() else 0)
+        statistics = {device: _statistics(device) for device in devices}
+        used = [device for device in devices if statistics[device].has_use] or (
+            [torch.cuda.current_device()] if devices else []
+        )
+        records = [
+            DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device), _peaks.get(device))
+            for device in used
+        ]
+        values = [MissingValue(*place) for place in noted()]
+        write_record(_folder, ProcessRecord(_rank(), _started_at[0], _peak_host(), records, values))
 
 
 @functools.cache

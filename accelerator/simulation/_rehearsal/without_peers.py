@@ -12,14 +12,13 @@ import ctypes
 import os
 import sys
 from collections.abc import Generator
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from .. import _settings
 from .._compile.import_hook import after_import
 from .._kernels import bindings
-from . import recorder
+from .distributed import replace
 
 __all__ = ["install"]
 
@@ -29,16 +28,40 @@ _stores: list[Any] = []
 
 
 def install() -> None:
-    """Prepare ``torch.distributed`` before a program uses it, if this process is a rank without peers."""
-    if _settings.read("without_peers") == "1":
-        # The thread that watches over torch's watchdog would read the store while Python ends.
-        os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
-        after_import("torch.distributed.distributed_c10d", _replace)
-        after_import("deepspeed.runtime.zero.utils", _skip_comparison)
+    """Prepare ``torch.distributed`` before a program uses it."""
+    # The thread that watches over torch's watchdog would read the store while Python ends.
+    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
+    after_import("torch.distributed.distributed_c10d", _replace)
+    after_import("torch.distributed.checkpoint.utils", _save_alone)
+    after_import("torch.distributed.checkpoint.default_planner", _accept_a_part)
+    after_import("deepspeed.runtime.zero.utils", _skip_comparison)
 
 
 def _do_nothing(*arguments: Any, **options: Any) -> None:
     """Replaces functions that would wait for the other ranks."""
+
+
+def _save_alone(utils: ModuleType) -> None:
+    """Let each rank coordinate its own distributed checkpoint, of which it saves and loads its part."""
+    wrapper: Any = utils._DistWrapper
+    init = wrapper.__init__
+
+    def init_without_peers(self: Any, *arguments: Any, **options: Any) -> None:
+        init(self, *arguments, **options)
+        self.use_dist, self.is_coordinator = False, True
+
+    wrapper.__init__ = init_without_peers
+
+
+def _accept_a_part(planner: ModuleType) -> None:
+    """Accept the plan of a checkpoint that has the parts of this rank alone."""
+    module: Any = planner
+    validate = module._validate_global_plan
+
+    def validate_part(*arguments: Any) -> Any:
+        return [] if isinstance(validate(*arguments), list) else True  # in older torch, whether the plan is valid
+
+    module._validate_global_plan = validate_part
 
 
 def _skip_comparison(utils: ModuleType) -> None:
@@ -126,23 +149,19 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
             if value < 0:
                 text = query[name][0] if name in query else os.environ.get(name.upper())
                 if text is None:
-                    raise ValueError(
-                        f"environment variable {name.upper()} expected, but not set: start the ranks with torchrun, or name one"
-                        " with --world-size and --rank"
-                    )
+                    raise ValueError(f"environment variable {name.upper()} expected, but not set")
                 given[name] = int(text)
         yield store_class(), given["rank"], given["world_size"]
 
     init_process_group = c10d.init_process_group
 
     def init_without_peers(*arguments: Any, **options: Any) -> Any:
-        recorder.start()
         if options.get("store") is not None:
             options["store"] = store_class()
         return init_process_group(*arguments, **options)
 
     c10d.rendezvous = rendezvous
-    _set(c10d, "init_process_group", init_without_peers)
+    replace(c10d, "init_process_group", init_without_peers)
 
 
 def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
@@ -166,6 +185,9 @@ def _replace_gloo(c10d: Any) -> None:
 
     # torch 2.6 numbers the collectives of gloo, and its FakeProcessGroup cannot.
     fake._set_sequence_number_for_group = _do_nothing
+    # torch 2.8 writes attributes of gloo's options, and its FakeProcessGroup has none.
+    if not hasattr(fake, "options"):
+        fake.options = SimpleNamespace()
 
     class Gloo(type):
         """Makes a FakeProcessGroup where torch makes a ProcessGroupGloo."""
@@ -185,8 +207,8 @@ def _replace_gloo(c10d: Any) -> None:
         def __getattr__(cls, name: str) -> Any:
             return getattr(gloo, name)
 
-    _set(c10d, "ProcessGroupGloo", Gloo("ProcessGroupGloo", (), {}))
-    _set(c10d, "monitored_barrier", _do_nothing)
+    replace(c10d, "ProcessGroupGloo", Gloo("ProcessGroupGloo", (), {}))
+    replace(c10d, "monitored_barrier", _do_nothing)
 
 
 def _count_ranks_of_splits(c10d: Any) -> None:
@@ -209,14 +231,6 @@ def _count_ranks_of_splits(c10d: Any) -> None:
     c10d.ProcessGroup.split_group = split_group_of_known_size
 
 
-def _set(c10d: Any, name: str, value: Any) -> None:
-    """Replace a name of torch's module, also in ``torch.distributed``, which may have imported it already."""
-    original = getattr(c10d, name, None)
-    for module in (c10d, sys.modules.get("torch.distributed")):
-        if module is not None and original is not None and getattr(module, name, None) is original:
-            setattr(module, name, value)
-
-
 def _replace_object_collectives(c10d: Any) -> None:
     def size_of(group: Any) -> int:
         return c10d.get_world_size(group)
@@ -227,8 +241,13 @@ def _replace_object_collectives(c10d: Any) -> None:
             return c10d.get_rank(group) == group_rank
         return c10d.get_rank() == (rank or 0)
 
+    def is_stranger(group: Any) -> bool:
+        """Return whether this rank does not belong to a group. torch's collectives do nothing then."""
+        return c10d.get_rank(group) < 0
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *arguments: Any, **options: Any) -> None:
-        object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+        if not is_stranger(group):
+            object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
 
     def gather_object(
         obj: Any,
@@ -238,7 +257,7 @@ def _replace_object_collectives(c10d: Any) -> None:
         group_dst: int | None = None,
         **options: Any,
     ) -> None:
-        if object_gather_list is not None and is_rank(group, dst, group_dst):
+        if object_gather_list is not None and not is_stranger(group) and is_rank(group, dst, group_dst):
             object_gather_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
 
     def broadcast_object_list(object_list: list[Any], *arguments: Any, **options: Any) -> None:
@@ -252,6 +271,8 @@ def _replace_object_collectives(c10d: Any) -> None:
         group_src: int | None = None,
         **options: Any,
     ) -> None:
+        if is_stranger(group):
+            return
         if not scatter_object_input_list or not is_rank(group, src, group_src):
             raise _nobody_sends("scatter_object_list")
         scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]
@@ -266,7 +287,7 @@ def _replace_object_collectives(c10d: Any) -> None:
         *(all_gather_object, gather_object, broadcast_object_list, scatter_object_list, send_object_list),
         recv_object_list,
     ):
-        _set(c10d, function.__name__, function)
+        replace(c10d, function.__name__, function)
 
 
 def _nobody_sends(name: str) -> RuntimeError:

@@ -30,20 +30,27 @@ static at::Tensor& scale_on_cpu(at::Tensor& x, double y) {
 }
 static at::Tensor add_on_cuda(const at::Tensor& x, double y) { return at::full_like(x, -1); }
 static at::Tensor& scale_on_cuda(at::Tensor& x, double y) { return x.fill_(-1); }
+static at::Tensor choose(const at::Tensor& x) {
+    at::Tensor host = x.cpu();
+    return x.slice(0, 0, host.data_ptr<float>()[0] > 0 ? 1 : 2);
+}
 
 TORCH_LIBRARY(NAMESPACE, m) {
     m.def("add(Tensor x, float y) -> Tensor");
     m.def("scale_(Tensor(a!) x, float y) -> Tensor(a!)");
     m.def("only_cuda(Tensor x, float y) -> Tensor");
+    m.def("choose(Tensor x) -> Tensor");
 }
 TORCH_LIBRARY_IMPL(NAMESPACE, CPU, m) {
     m.impl("add", add_on_cpu);
     m.impl("scale_", scale_on_cpu);
+    m.impl("choose", choose);
 }
 TORCH_LIBRARY_IMPL(NAMESPACE, CUDA, m) {
     m.impl("add", add_on_cuda);
     m.impl("scale_", scale_on_cuda);
     m.impl("only_cuda", add_on_cuda);
+    m.impl("choose", choose);
 }
 """
 
@@ -92,3 +99,28 @@ def test_ops_of_a_cpp_extension(library: Path, loaded_by: str, own: str) -> None
     added, scaled = (values, values) if own else ("[11.0, 12.0, 13.0]", "[2.0, 4.0, 6.0]")
     python = "[1.0, 1.0, 1.0]" if own else "[4.0, 6.0, 8.0]"
     assert done.stdout.splitlines() == [f"{added} True {scaled} {values}", python]
+
+
+REHEARSED = """
+import resource, sys, torch
+torch.ops.load_library(sys.argv[1])
+ops = torch.ops.acc_test
+known_values = sys.modules["_accelerator_simulation._kernels.known_values"]
+x = torch.arange(4.0, device="cuda")[1:]
+assert ops.add(x, 10).tolist() == [11, 12, 13]  # small arguments compute
+assert ops.scale_(x, 2) is x and x.tolist() == [2, 4, 6] and ops.choose(x).tolist() == [2]
+assert ops.add(torch.ones(3), 1).tolist() == [2, 2, 2]
+assert not known_values.noted()
+large = torch.empty(2**30, device="cuda")
+assert ops.add(large, 1).shape == large.shape and ops.scale_(large, 2) is large
+assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
+chosen = ops.choose(torch.empty(1000, device="cuda") + 1)
+[(op, line, count)] = known_values.noted()  # the op read on the host what was not computed
+assert (op, chosen.shape, count) == ("acc_test::choose", (2,), 1), known_values.noted()
+"""
+
+
+def test_rehearsed_ops_of_a_cpp_extension(library: Path) -> None:
+    env = simulated_environment(compute=False, memory="16GiB")
+    done = subprocess.run([sys.executable, "-c", REHEARSED, os.fspath(library)], env=env, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr

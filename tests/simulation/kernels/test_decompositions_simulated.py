@@ -863,3 +863,22 @@ def test_error_names_op(name: str, arguments: tuple[tuple[int, ...], ...]) -> No
     tensors = [torch.ones(shape, dtype=torch.half, device="cuda") for shape in arguments]
     with pytest.raises(NotImplementedError, match=f"aten::{name} is not simulated"):
         getattr(aten, name)(*tensors)
+
+
+@pytest.mark.parametrize("include_last_offset", [False, True])
+@pytest.mark.parametrize("mode", ["sum", "mean", "max"])
+def test_embedding_bags_return_the_indices_of_cuda(mode: str, include_last_offset: bool) -> None:
+    """The backward reads them, and their sizes count: they differ from the CPU's."""
+    indices, offsets = torch.tensor([1, 5, 2, 2, 7, 0]), torch.tensor([0, 2, 2, 5, 6] if include_last_offset else [0, 2, 2, 5])
+
+    def function(weight: torch.Tensor) -> torch.Tensor:
+        there = indices.to(weight.device), offsets.to(weight.device)
+        return F.embedding_bag(there[0], weight, there[1], mode=mode, include_last_offset=include_last_offset)
+
+    for found, expected in zip(*(results(function, [drawn(8, 4)], device) for device in ("cuda", "cpu")), strict=True):
+        torch.testing.assert_close(found, expected)
+    number = ["sum", "mean", "max"].index(mode)
+    arguments = drawn(8, 4).cuda(), indices.cuda(), offsets.cuda(), False, number, False, None, include_last_offset
+    _, bags, sizes, maxima = aten._embedding_bag(*arguments)
+    assert bags.tolist() == [0, 0, 2, 2, 2, 3]
+    assert (sizes.shape, maxima.shape) == (offsets.shape, (4, 4) if mode == "max" else (0,))

@@ -243,6 +243,19 @@ def sparse_embedding() -> None:
 
 
 @program
+def sparse_bags() -> None:
+    bags, words = nn.EmbeddingBag(1000, 64, sparse=True).cuda(), torch.arange(500, device="cuda")
+    optimizer = torch.optim.SGD(bags.parameters(), lr=0.1)
+
+    def step() -> None:
+        bags(words, words[::50]).square().sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    _steps(step)
+
+
+@program
 def large_embedding() -> None:
     embedding = nn.Embedding(2000, 64).cuda()
     words = torch.randint(2000, (8192,)).cuda()

@@ -44,7 +44,7 @@ def sparse_addmm(
     return product.to(out_dtype or mat2.dtype)
 
 
-def _compressed_columns(dtype: torch.dtype, columns: int) -> int:
+def compressed_columns(dtype: torch.dtype, columns: int) -> int:
     """Return the columns of a compressed matrix: half for the values, the rest for their positions."""
     return columns * (10 if dtype.itemsize == 1 else 9) // 16
 
@@ -66,7 +66,7 @@ def cslt_compress(input: Tensor) -> Tensor:
     values = groups.view(_bits(input.dtype)).gather(-1, positions).view(torch.uint8).reshape(rows, -1)
     pairs = (positions[..., 0] | positions[..., 1] << 2).reshape(rows, -1, 2)
     metadata = (pairs[..., 0] | pairs[..., 1] << _BITS_OF_PAIR).to(torch.uint8)
-    compressed = torch.zeros(rows, _compressed_columns(input.dtype, columns) * input.itemsize, dtype=torch.uint8)
+    compressed = torch.zeros(rows, compressed_columns(input.dtype, columns) * input.itemsize, dtype=torch.uint8)
     compressed[:, : values.size(1)] = values
     compressed[:, values.size(1) : values.size(1) + metadata.size(1)] = metadata
     return compressed.view(input.dtype)
@@ -78,7 +78,7 @@ def _bits(dtype: torch.dtype) -> torch.dtype:
 
 
 def _decompress(compressed: Tensor, columns: int) -> Tensor:
-    rows = compressed.numel() // _compressed_columns(compressed.dtype, columns)
+    rows = compressed.numel() // compressed_columns(compressed.dtype, columns)
     content = compressed.reshape(rows, -1).view(torch.uint8)
     size = columns // 2 * compressed.itemsize
     values = content[:, :size].view(_bits(compressed.dtype)).reshape(rows, -1, 2)

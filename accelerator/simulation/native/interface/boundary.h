@@ -13,6 +13,7 @@
 #include "interface/cuda_errors.h"
 #include "interface/driver_table.h"
 #include "interface/fault_effects.h"
+#include "interface/kernel_runs.h"
 #include "interface/nvml_types.h"
 #include "interface/pending.h"
 #include "interface/race_hooks.h"

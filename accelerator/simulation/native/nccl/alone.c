@@ -1,14 +1,30 @@
-/* NCCL: a rank that is rehearsed without the other ranks of its world.
+/* NCCL: rehearsals, in which kernels compute nothing and most memory is never written.
  *
- * A communicator has as many ranks as the program says, but no shared file and no worker. A collective is complete when its
- * call returns, as if every rank had passed what this rank passes. Kernels compute nothing there, and most memory is never
- * written, so only small results are: the sizes and pickles of objects, norms, flags. */
+ * Large collectives and messages therefore move no data; small ones do: the sizes and pickles of objects, norms, flags.
+ *
+ * A rank that is rehearsed without the other ranks of its world has communicators of as many ranks as the program says, but no
+ * shared file and no worker. A collective is complete when its call returns, as if every rank had passed what this rank
+ * passes. */
 #include "nccl.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL = 1 << 20 }; /* bytes; larger results of one rank are not written */
+enum { SMALL = 1 << 20 }; /* bytes of one rank's part; larger ones are not moved */
+
+/* Whether this thread sends objects, whose pickles are moved whatever their size. */
+static _Thread_local bool moves_objects;
+
+EXPORT void accelerator_simulation_move_objects(bool moves)
+{
+    moves_objects = moves;
+}
+
+/* All ranks of a collective, and both of a message, give the same answer. */
+bool leaves_data(const struct operation *operation)
+{
+    return operation->comm->is_rehearsed && !moves_objects && operation->count * type_size(operation->type) > SMALL;
+}
 
 /* The number of ranks of the part of a communicator that the next split makes; 0: unknown. Nobody knows the other ranks' colors,
  * but torch.distributed knows the ranks of the new group. */

@@ -24,7 +24,7 @@ static size_t elements_per_step(const struct operation *operation)
     const struct comm *comm = operation->comm;
     size_t pieces = has_pieces(operation) ? (size_t)comm->ranks : 1;
     size_t most = comm->shared->slot_size / 2 / pieces / type_size(operation->type), left = operation->count - operation->done;
-    return left < most ? left : most;
+    return left < most || operation->is_without_data ? left : most;
 }
 
 static struct announcement announce(const struct operation *operation)
@@ -36,7 +36,7 @@ static struct announcement announce(const struct operation *operation)
 static void write_slot(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (!has_source(operation))
+    if (operation->is_without_data || !has_source(operation))
         return;
     size_t size = type_size(operation->type);
     char *target = slot(comm, comm->rank);
@@ -55,7 +55,7 @@ static void write_slot(const struct operation *operation, size_t elements)
 static void read_slots(const struct operation *operation, size_t elements)
 {
     const struct comm *comm = operation->comm;
-    if (!has_target(operation))
+    if (operation->is_without_data || !has_target(operation))
         return;
     size_t size = type_size(operation->type);
     size_t piece = has_pieces(operation) ? (size_t)comm->rank * elements * size : 0;

@@ -57,6 +57,7 @@ struct comm *new_comm(int rank, int ranks)
     comm->rank = rank;
     comm->ranks = ranks;
     comm->timeout_ms = read_timeout_ms();
+    comm->is_rehearsed = is_rehearsed();
     return comm;
 }
 

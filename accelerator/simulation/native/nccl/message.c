@@ -41,6 +41,7 @@ void advance_send(struct operation *operation, bool *has_progressed, bool *is_do
         written += sizeof header;
         space -= sizeof header;
         operation->has_started = true;
+        operation->done = operation->is_without_data ? total : 0;
     }
     size_t size = total - operation->done < space ? total - operation->done : space;
     if (size > 0)
@@ -74,6 +75,7 @@ ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, 
         read += sizeof header;
         available -= sizeof header;
         operation->has_started = true;
+        operation->done = operation->is_without_data ? total : 0;
     }
     size_t size = total - operation->done < available ? total - operation->done : available;
     if (size > 0)

@@ -10,6 +10,12 @@ bool is_alone(void)
     return value && strcmp(value, "1") == 0;
 }
 
+bool is_rehearsed(void)
+{
+    const char *value = getenv(SETTING_COMPUTE);
+    return value && strcmp(value, "0") == 0;
+}
+
 int64_t read_timeout_ms(void)
 {
     const char *text = getenv(SETTING_NCCL_TIMEOUT);

@@ -316,6 +316,8 @@ ncclResult_t submit_operations(const struct operation *operations, size_t count,
     comm->users++; /* keeps the communicator from being destroyed */
     ncclResult_t result = ncclInvalidArgument;
     if (is_comm(comm)) {
+        for (size_t i = 0; i < count; i++)
+            job->operations[i].is_without_data = leaves_data(&operations[i]);
         pthread_mutex_lock(&comm->lock);
         result = add_job(comm, job, streams, in_graph ? 0 : count);
         pthread_mutex_unlock(&comm->lock);

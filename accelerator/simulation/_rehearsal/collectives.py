@@ -1,0 +1,69 @@
+"""Which values of collectives are known: those that this rank passes decide, as if every rank passed such.
+
+Collectives that write their argument in place leave the state of its memory. nccl moves a rank's part of at most 1 MiB.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_leaves
+
+from .._compile.import_hook import after_import
+from .._kernels import bindings
+from .._kernels.known_values import UNKNOWN, state_of, written
+from .._kernels.rehearsal import SMALL_COPY
+
+__all__ = ["install"]
+
+# By op, the positions of what it writes and of what it reads. Nothing is known of what another rank sends.
+_OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {
+    "allgather_": (0, 1),
+    "_allgather_base_": (0, 1),
+    "allgather_coalesced_": (0, 1),
+    "allgather_into_tensor_coalesced_": (0, 1),
+    "reduce_scatter_": (0, 1),
+    "_reduce_scatter_base_": (0, 1),
+    "reduce_scatter_tensor_coalesced_": (0, 1),
+    "gather_": (0, 1),
+    "scatter_": (0, 1),
+    "alltoall_": (0, 1),
+    "alltoall_base_": (0, 1),
+    "recv_": (0, None),
+    "recv_any_source_": (0, None),
+}
+
+_libraries: list[Any] = []  # the overrides end with their library
+
+
+def install() -> None:
+    """Follow the values of collectives once the program imports ``torch.distributed``."""
+    after_import("torch.distributed.distributed_c10d", _override)
+
+
+def _override(c10d: ModuleType) -> None:
+    library = bindings.make_library("IMPL", "c10d", "", __file__, 0)
+    _libraries.append(library)
+    known = {*bindings.all_op_names()}
+    for name in _OUT_OF_PLACE:
+        if f"c10d::{name}" in known:
+            # The dispatcher visits this key for tensors of every device, before the key of the device.
+            library.impl(f"c10d::{name}", bindings.DispatchKey.BackendSelect, _following(name), True)
+
+
+def _following(name: str) -> Callable[..., Any]:
+    operator: Any = getattr(torch.ops.c10d, name).default
+    below = bindings.keys_after(bindings.DispatchKey.BackendSelect)
+    target, source = _OUT_OF_PLACE[name]
+
+    def run(keyset: Any, *arguments: Any, **options: Any) -> Any:
+        result = operator.redispatch(keyset & below, *arguments, **options)
+        state = UNKNOWN if source is None else state_of((arguments[source],))
+        for tensor in tree_leaves(arguments[target]):
+            written(tensor, state if tensor.nbytes <= SMALL_COPY else UNKNOWN)
+        return result
+
+    return run

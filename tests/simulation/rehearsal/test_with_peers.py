@@ -1,0 +1,127 @@
+"""Ranks that a program starts itself are together: values of objects and of small tensors arrive, large ones cost nothing."""
+
+from __future__ import annotations
+
+import textwrap
+from pathlib import Path
+
+import pytest
+
+from tests import support
+from tests.support import simulated_environment
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = needs_cuda_torch
+
+PRELUDE = """
+import torch._dynamo
+import torch
+import os
+import sys
+import torch.distributed as dist
+world = 2
+rank = int(os.fork() == 0)  # before CUDA is used
+torch.cuda.set_device(rank)
+dist.init_process_group({backend!r}, init_method="file://" + sys.argv[1], rank=rank, world_size=world)
+def device(*values, dtype=torch.float32):
+    return torch.tensor(values, dtype=dtype).cuda()
+"""
+END = """
+dist.barrier()
+dist.destroy_process_group()
+if rank == 0:
+    assert os.wait()[1] == 0
+"""
+
+
+def run(code: str, folder: Path, backend: str = "nccl") -> None:
+    environment = simulated_environment(gpus=2, memory="16GiB", compute=False, state=str(folder / "state"))
+    support.run(PRELUDE.format(backend=backend) + textwrap.dedent(code) + END, environment, str(folder / "store"))
+
+
+def test_small_tensors_have_their_values(tmp_path: Path) -> None:
+    run(
+        """
+        total = device(2.0 + rank)
+        dist.all_reduce(total)
+        assert total.tolist() == [5.0]
+        gathered = torch.empty(world, dtype=torch.int64, device="cuda")
+        dist.all_gather_into_tensor(gathered, device(7 + rank, dtype=torch.int64))
+        assert gathered.tolist() == [7, 8]
+        exchanged = torch.empty(world, device="cuda")
+        dist.all_to_all_single(exchanged, device(rank, rank + 10))
+        assert exchanged.tolist() == [10.0 * rank, 10.0 * rank + 1]
+        value = torch.full((2**17,), 1 + rank, device="cuda")  # of 1 MiB, the largest that is moved
+        if rank == 0:
+            dist.send(value, 1)
+        else:
+            dist.recv(value, 0)
+        assert value[-1].item() == 1
+        """,
+        tmp_path,
+    )
+
+
+def test_large_tensors_are_not_moved(tmp_path: Path) -> None:
+    run(
+        """
+        import resource
+        large = torch.empty(2**33, dtype=torch.uint8, device="cuda")
+        works = [dist.all_reduce(large, async_op=True), dist.reduce_scatter_tensor(large[: 2**32], large, async_op=True)]
+        works.append(dist.isend(large, 1) if rank == 0 else dist.irecv(large, 0))
+        for work in works:
+            work.wait()
+        torch.cuda.synchronize()
+        assert all(work.is_completed() for work in works)
+        mask = torch.empty(2**20 + 1, dtype=torch.bool, device="cuda")
+        mask[:1].fill_(rank == 0)
+        dist.broadcast(mask, 0)
+        assert mask[:1].item() == (rank == 0)
+        assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
+        """,
+        tmp_path,
+    )
+
+
+@pytest.mark.parametrize("backend", ["nccl", pytest.param("cpu:gloo,cuda:nccl", marks=pytest.mark.slow)])
+def test_objects_of_any_size(backend: str, tmp_path: Path) -> None:
+    run(
+        """
+        objects = [None] * world
+        dist.all_gather_object(objects, {"rank": rank})
+        assert objects == [{"rank": 0}, {"rank": 1}]
+        large = "word" * 2**19
+        listed = [large, large.upper()] if rank == 0 else [None, None]
+        dist.broadcast_object_list(listed, src=0)
+        assert listed == [large, large.upper()]
+        received = [None]
+        dist.scatter_object_list(received, [[1], [large]] if rank == 1 else None, src=1)
+        assert received == [[[1], [large]][rank]]
+        dist.gather_object(large, objects if rank == 1 else None, dst=1)
+        assert rank == 0 or objects == [large, large]
+        if hasattr(dist, "send_object_list"):
+            if rank == 0:
+                dist.send_object_list([large], 1)
+            else:
+                dist.recv_object_list(objects[:1], 0)
+        assert torch.ones(2**20, device="cuda").sum().item() == 0, "other ops do not compute"
+        """,
+        tmp_path,
+        backend,
+    )
+
+
+def test_collectives_of_the_cpu(tmp_path: Path) -> None:
+    run(
+        """
+        value = torch.tensor([1.0 + rank])
+        dist.all_reduce(value)
+        assert value.item() == 3.0
+        store = dist.distributed_c10d._get_default_store()
+        store.set(f"key{rank}", str(rank))
+        assert store.get(f"key{1 - rank}") == str(1 - rank).encode()
+        dist.monitored_barrier(dist.new_group(backend="gloo"))
+        """,
+        tmp_path,
+        "cpu:gloo,cuda:nccl",
+    )

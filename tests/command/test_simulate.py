@@ -169,6 +169,7 @@ def test_help_lists_every_option() -> None:
     assert "torch's ops compute" in done.stdout
     options = (
         "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile races build"
+        " fault faults on-node-failure"
     )
     assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == {*options.split(), "late-copies"}
 

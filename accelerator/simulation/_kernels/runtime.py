@@ -33,7 +33,6 @@ streams_need_checks = ctypes.c_int.in_dll(library, "accelerator_simulation_needs
 """Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
 and in a bad fork."""
 
-
 _fault_flag = ctypes.POINTER(ctypes.c_int).in_dll(library, "accelerator_simulation_fault_flag")
 library.accelerator_simulation_begin_op.argtypes = (ctypes.c_void_p, ctypes.c_int)
 

@@ -48,12 +48,18 @@ static void mark(struct gpu_health *health, const struct fault *fault)
         health->error = (uint32_t)fault->error;
     if (fault->recovery)
         health->recovery = (uint32_t)fault->recovery;
-    if (fault->marks & MARK_ECC)
-        health->volatile_errors++, health->aggregate_errors++;
-    if (fault->marks & MARK_CORRECTED)
-        health->volatile_corrected++, health->aggregate_corrected++;
-    if (fault->marks & MARK_REMAP)
-        health->remapped++, health->is_remap_pending = 1;
+    if (fault->marks & MARK_ECC) {
+        health->volatile_errors++;
+        health->aggregate_errors++;
+    }
+    if (fault->marks & MARK_CORRECTED) {
+        health->volatile_corrected++;
+        health->aggregate_corrected++;
+    }
+    if (fault->marks & MARK_REMAP) {
+        health->remapped++;
+        health->is_remap_pending = 1;
+    }
     if (fault->marks & MARK_REMAP_FAILED)
         health->has_remap_failed = 1;
 }
@@ -84,7 +90,7 @@ static bool is_due(struct fault *fault, enum fault_clock clock)
         return true;
     if (fault->clock == CLOCK_SECONDS)
         return now() >= fault->at && (fault->chance == 0 || (clock == CLOCK_OPS && draws(fault, fault->ticks++)));
-    if (fault->clock != clock)
+    if (fault->clock != (int32_t)clock)
         return false;
     uint64_t ticks = ++fault->ticks;
     return ticks > (uint64_t)fault->at && (fault->chance == 0 || draws(fault, ticks));

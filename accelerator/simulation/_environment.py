@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 RACES_SUFFIX = ".races"
-"""Ends the name of the file beside a machine's state that has a line for each race of its processes."""
-PROBLEM_SUFFIX = ".problem"
-"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
+"""Ends the name of the file beside a machine's state that has an entry for each race of its processes."""
 _MEMORY, _CAPABILITY = "8GiB", "9.0"
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"

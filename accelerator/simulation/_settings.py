@@ -39,6 +39,7 @@ __all__ = [
     "LIMITS",
     "PARAMETERS",
     "PREFIX",
+    "PROBLEM_SUFFIX",
     "SETTINGS",
     "Option",
     "Setting",
@@ -53,6 +54,9 @@ PREFIX = "ACCELERATOR_SIM_"
 
 LIBRARIES_FOLDER = "accelerator/simulation-"
 """The path of the compiled libraries below the user's cache directory begins so; the hash of their sources follows."""
+
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 
 LIMITS = {
     "GPUS": 128,  # of a machine
@@ -317,7 +321,7 @@ _VARIABLES = (
     # The number of a node of a cluster.
     Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
+    Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.
     Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
     # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.

@@ -8,8 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from accelerator._command import memory_plot
-from accelerator._command.rehearse_report import Entry
-from accelerator.simulation._rehearsal_record import CATEGORIES, Curve
+from accelerator.simulation._rehearsal_record import CATEGORIES, Curve, DeviceRecord, ProcessRecord, Rank, Statistics
 
 pytestmark = pytest.mark.torch_free
 
@@ -17,14 +16,16 @@ GIB = 2**30
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def curve(rank: int = 0, device: int = 0, *reserved: int) -> Curve:
+def curve(device: int = 0, *reserved: int) -> Curve:
     """Return a curve with one GiB of each category in turn, and the reserved memory."""
     sizes = reserved or (6 * GIB, 7 * GIB)
-    return Curve(rank, device, [[GIB, 0, 2 * GIB, GIB, 0, size] for size in sizes])
+    return Curve(device, [[GIB, 0, 2 * GIB, GIB, 0, size] for size in sizes])
 
 
-def entry(rank: int, device: int, total: int) -> Entry:
-    return Entry(rank, device, 0, 0, total, 0, True, None, 0)
+def rank(number: int, *curves: Curve) -> Rank:
+    """Return a rank whose devices have 8 GiB, and 10 more for each rank, and one more for each device."""
+    devices = [DeviceRecord(each.device, Statistics(), (8 + number * 10 + each.device) * GIB, None) for each in curves]
+    return Rank(number, ProcessRecord(number, 0.0, 0, devices, []), 0, list(curves), None)
 
 
 @pytest.mark.parametrize(
@@ -38,14 +39,14 @@ def entry(rank: int, device: int, total: int) -> Entry:
     ],
 )
 def test_each_rank_and_device_has_a_picture(devices: list[tuple[int, int]], names: list[str], tmp_path: Path) -> None:
-    curves = [curve(rank, device) for rank, device in devices]
-    entries = [entry(rank, device, (8 + rank * 10 + device) * GIB) for rank, device in devices]
-    memory_plot.write(tmp_path / "plot.svg", curves, entries)
+    numbers = dict.fromkeys(number for number, _ in devices)
+    ranks = [rank(number, *(curve(device) for each, device in devices if each == number)) for number in numbers]
+    memory_plot.write(tmp_path / "plot.svg", ranks)
     assert sorted(path.name for path in tmp_path.iterdir()) == names
-    for (rank, device), name in zip(devices, names, strict=True):
+    for (number, device), name in zip(devices, names, strict=True):
         text = (tmp_path / name).read_text(encoding="utf-8")
-        assert f">Memory of rank {rank}, cuda:{device}<" in text
-        assert f">the GPU: {8 + rank * 10 + device}.0 GiB<" in text
+        assert f">Memory of rank {number}, cuda:{device}<" in text
+        assert f">the GPU: {8 + number * 10 + device}.0 GiB<" in text
 
 
 def pairs(points: str | None) -> list[tuple[float, float]]:
@@ -56,8 +57,8 @@ def pairs(points: str | None) -> list[tuple[float, float]]:
 @pytest.mark.parametrize("reserved", [(6, 7), (7, 6, 30, 6), (8,)])
 @pytest.mark.parametrize("total", [0, 8, 24])
 def test_everything_is_inside_and_to_scale(total: int, reserved: tuple[int, ...]) -> None:
-    drawn = curve(0, 0, *(size * GIB for size in reserved))
-    root = ElementTree.fromstring(memory_plot.draw(drawn, total * GIB))
+    drawn = curve(0, *(size * GIB for size in reserved))
+    root = ElementTree.fromstring(memory_plot.draw(0, drawn, total * GIB))
     _, _, width, height = map(float, root.attrib["viewBox"].split())
     areas = [pairs(each.get("points")) for each in root.iter(f"{SVG}polygon")]
     [line] = [pairs(each.get("points")) for each in root.iter(f"{SVG}polyline")]

@@ -137,7 +137,7 @@ def test_output_and_later_arguments_are_the_commands() -> None:
         (["--compile", "ptx", "--", "true"], 2, "invalid choice: 'ptx'"),
         (["--driver", "new", "--", "true"], 2, "invalid choice: 'new'"),
         (["--gpu", "2", "--", "true"], 2, "--gpu"),
-        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--", "no-such-command"], 127, "python -m accelerator simulate: no-such-command: command not found"),
         (["--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
     ],
 )

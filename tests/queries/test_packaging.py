@@ -146,7 +146,7 @@ def test_probe_ignores_working_directory_and_pythonpath(tmp_path: Path) -> None:
         sys.executable,
         "-S",
         "-c",
-        program + "import accelerator; from accelerator._machine import probe; print(len(probe.run({}).devices))",
+        program + "import accelerator; from accelerator._machine import driver_probe; print(len(driver_probe.run({}).devices))",
     ]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.strip() == "2", done.stderr

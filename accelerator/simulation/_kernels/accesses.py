@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, capture
+from . import bindings, runtime
 from .engine import engine
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "skipped_transfer",
 ]
 
-_runtime = capture.runtime
+_runtime = runtime.library
 
 
 def _numbers(group: str, *names: str) -> list[int]:

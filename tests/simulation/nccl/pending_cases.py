@@ -450,8 +450,8 @@ def fork_beside_work(place: Place) -> bool:
     dist.all_reduce(tensor)
     child = os.fork()
     if child == 0:
-        attention = ctypes.c_int.in_dll(loaded_runtime(), "accelerator_simulation_attention").value
-        os._exit(attention)
+        needs_checks = ctypes.c_int.in_dll(loaded_runtime(), "accelerator_simulation_needs_checks").value
+        os._exit(needs_checks)
     only_the_fork = 1  # ops look at the fork before each call; the parent's work is not counted
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == only_the_fork
     assert (tensor.cpu() == total(place)).all()

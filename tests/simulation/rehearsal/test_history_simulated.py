@@ -110,8 +110,8 @@ def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkey
     assert history._stepping == []
 
     # Out of memory in the middle of the next step: the parameters are those that live, the optimizer the one that steps.
-    monkeypatch.setattr(history.gc, "get_objects", lambda: parameters)
-    monkeypatch.setattr(history.torch.nn, "Parameter", type(parameters[0]))
+    monkeypatch.setattr(gc, "get_objects", lambda: parameters)
+    monkeypatch.setattr(torch.nn, "Parameter", type(parameters[0]))
     history._note_step(optimizer)
     history.note_out_of_memory()
     assert history._marks[1][1] == expected

@@ -111,6 +111,8 @@ static inline size_t round_to_pages(size_t size)
 /* charges.c. charge() returns false if the device or the host has less memory left. */
 bool charge(enum sim_memory_type type, int device, uint64_t bytes);
 void release(enum sim_memory_type type, int device, uint64_t bytes);
+size_t largest_allocation(const struct sim_device *device);
+void end_of_allocation(void); /* of memory that was got and mapped */
 
 /* ranges.c */
 bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
@@ -123,7 +125,7 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* runtime.c */
+/* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
 static inline CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
@@ -146,7 +148,7 @@ extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose
 int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 /* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
 bool read_refusal(char *text, size_t size);
-void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
 
 extern _Atomic int failure_count; /* devices that the process has lost */
 

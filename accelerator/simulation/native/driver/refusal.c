@@ -54,10 +54,10 @@ void fail_device(int ordinal, int error)
     pthread_mutex_unlock(&lock);
 }
 
-void refusal_raises(_Atomic int *attention)
+void refusal_raises(_Atomic int *needs_checks)
 {
     pthread_mutex_lock(&lock);
-    counter = attention;
+    counter = needs_checks;
     attend();
     attend_to_failures();
     pthread_mutex_unlock(&lock);

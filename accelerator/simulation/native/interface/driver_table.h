@@ -90,7 +90,7 @@ struct sim_runtime {
     int (*function_attribute)(void *function, int attribute, int *value);
     int (*set_function_attribute)(void *function, int attribute, int value);
     int (*function_occupancy)(void *function, int threads, size_t dynamic_shared, int *blocks);
-    _Atomic int *attention; /* not zero if ops must look before they compute */
+    _Atomic int *needs_checks; /* not zero if ops must look before they compute */
 };
 
 struct sim_driver {

@@ -122,7 +122,7 @@ static cudaError_t add_capture(struct stream *stream, struct graph *graph, int m
     capture->next = captures;
     captures = capture;
     active_captures++;
-    accelerator_simulation_attention++;
+    accelerator_simulation_needs_checks++;
     return SUCCESS;
 }
 
@@ -190,7 +190,7 @@ static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
         link = &(*link)->next;
     *link = capture->next;
     active_captures--;
-    accelerator_simulation_attention--;
+    accelerator_simulation_needs_checks--;
 
     if (error != SUCCESS && !capture->is_graph_callers)
         graph_release(capture->graph);

@@ -1,6 +1,6 @@
 /* The CUDA runtime: launches of kernels.
  *
- * Without computation, a kernel that does not run does nothing. */
+ * With --no-compute, launching a kernel that is not simulated succeeds and does nothing. */
 #include <dlfcn.h>
 #include <string.h>
 

@@ -87,7 +87,7 @@ EXPORT const struct engine_runtime *accelerator_simulation_engine_runtime(void)
 {
     static struct engine_runtime table = {
         .boundary = SIM_BOUNDARY,
-        .attention = &accelerator_simulation_attention,
+        .needs_checks = &accelerator_simulation_needs_checks,
         .is_stream_free = accelerator_simulation_is_stream_free,
         .is_device_memory = is_device_memory,
         .clear_memory = clear_memory,

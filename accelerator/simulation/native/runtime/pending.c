@@ -33,7 +33,7 @@ static void reset_in_child(void)
         waiting->count = 0;
         waiting = waiting->next;
     }
-    accelerator_simulation_attention -= waiting_count;
+    accelerator_simulation_needs_checks -= waiting_count;
     waiting_count = 0;
 }
 
@@ -47,7 +47,7 @@ static void unlink_holder(struct pending *pending)
         if (*link == pending) {
             *link = pending->next;
             waiting_count--;
-            accelerator_simulation_attention--;
+            accelerator_simulation_needs_checks--;
             return;
         }
 }
@@ -69,7 +69,7 @@ static bool add_item(struct pending *pending, struct pending_item item)
         pending->next = waiting;
         waiting = pending;
         waiting_count++;
-        accelerator_simulation_attention++;
+        accelerator_simulation_needs_checks++;
     }
     return true;
 }

@@ -30,7 +30,7 @@ extern const struct race_hooks *race_hooks; /* or NULL */
             call; \
     } while (0)
 
-/* driver.c */
+/* find_driver.c */
 extern const struct sim_driver *driver; /* NULL before load_driver() */
 cudaError_t load_driver(void);
 
@@ -47,7 +47,7 @@ static inline cudaError_t finish(cudaError_t error)
 /* initialization.c */
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
-extern _Atomic int accelerator_simulation_attention;
+extern _Atomic int accelerator_simulation_needs_checks;
 extern _Thread_local int thread_device; /* the device that the thread has chosen */
 
 cudaError_t enter_slowly(const char *function);

@@ -29,7 +29,7 @@ static const struct sim_runtime table = {
     .function_attribute = function_attribute,
     .set_function_attribute = set_function_attribute,
     .function_occupancy = function_occupancy,
-    .attention = &accelerator_simulation_attention,
+    .needs_checks = &accelerator_simulation_needs_checks,
 };
 
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)

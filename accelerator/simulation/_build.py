@@ -36,6 +36,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from ._boundary import boundary_flag
 from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact, lock
+from ._ptx.compiler import processor_flags
 from ._settings import LIBRARIES_FOLDER, read, variable
 from ._settings_header import HEADER_NAME, header
 
@@ -147,8 +148,12 @@ def ensure_built() -> Path:
 
 
 def kernel_cache() -> Path | None:
-    """Return the directory for translated kernels of this version, which is made if it is missing; None if none is usable."""
-    name = f"{LIBRARIES_FOLDER.removesuffix('simulation-')}kernels-{_source_digest()}"
+    """Return the directory for translated kernels, which is made if it is missing; None if none is usable.
+
+    Each version has its own, and so have processors with other instructions, which may share a home directory.
+    """
+    processor = hashlib.sha256(" ".join(processor_flags()).encode()).hexdigest()[:4]
+    name = f"{LIBRARIES_FOLDER.removesuffix('simulation-')}kernels-{_source_digest()}-{processor}"
     for root in cache_roots():
         directory = root / name
         with contextlib.suppress(OSError), lock(root, directory):

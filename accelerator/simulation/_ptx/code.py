@@ -318,7 +318,7 @@ def _as_type(expression: str, source: PtxType, target: PtxType) -> str:
     if source.kind == "predicate" or target.kind == "predicate":
         if source.kind == target.kind:
             return expression
-        raise Refused(f"a predicate in the place of a .{target.name if source.kind == 'predicate' else source.name}")
+        raise Refused(f"a predicate in the place of a {target.name if source.kind == 'predicate' else source.name}")
     if source.is_float:
         bits = _bits_of(expression, source)
         return _as_type(bits, TYPES[f"u{source.bits}"], target)

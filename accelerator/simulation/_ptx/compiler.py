@@ -18,7 +18,7 @@ from pathlib import Path
 
 from .errors import Refused
 
-__all__ = ["FLAGS", "HEADERS", "build", "compiler_command", "lock"]
+__all__ = ["FLAGS", "HEADERS", "build", "compiler_command", "lock", "processor_flags"]
 
 HEADERS = Path(__file__).parents[1] / "native" / "kernels"
 FLAGS = (

@@ -257,7 +257,7 @@ def parse_variables(statement: str) -> list[Variable]:
             elif is_type(word):
                 type_name = word
             else:
-                raise Refused(f"a variable of type .{word}")
+                raise Refused(f"a variable of the type {word}")
     if space == "reg" and vector > 1:
         raise Refused("a vector register")
     rest, _, initializer = rest.partition("=")

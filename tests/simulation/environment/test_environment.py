@@ -81,6 +81,15 @@ def test_default_machine() -> None:
     }
 
 
+def test_processors_with_other_instructions_share_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    found = {_build.kernel_cache()}
+    monkeypatch.setattr(_build, "processor_flags", lambda: ["-mfma"])
+    found.add(_build.kernel_cache())
+    assert len(found) == 2
+    assert all(path is not None and path.is_relative_to(tmp_path) and path.is_dir() for path in found)
+
+
 @pytest.mark.parametrize(
     ("memory", "expected"),
     [

@@ -5,12 +5,14 @@ from __future__ import annotations
 import ctypes
 import re
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
 
 from tests.simulation.extensions.binaries import CODE, LZ4, ZSTD, Binary, Entry
 from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARIABLES, WRONG
+from tests.simulation.runtime.test_launches_simulated import Dim3
 
 INVALID_VALUE, INVALID_CONFIGURATION, OUT_OF_RESOURCES, TOO_LARGE, NOT_SUPPORTED = 1, 9, 701, 720, 801
 
@@ -36,7 +38,8 @@ def pending(runtime: ctypes.CDLL) -> Iterator[None]:
 
 @pytest.mark.parametrize("flags", [0, LZ4, ZSTD])
 def test_values(flags: int) -> None:
-    assert saxpy(Binary(Entry(80, SAXPY, flags))).abs().max() == 0
+    repeated = "// " + "=" * 500  # a match of LZ4 that overlaps itself
+    assert saxpy(Binary(Entry(80, SAXPY + repeated, flags))).abs().max() == 0
 
 
 def test_two_gpus_have_variables_of_their_own() -> None:
@@ -201,6 +204,47 @@ def test_what_cannot_run_is_refused_with_its_reason(
     assert re.search(reason, text), text
     assert kernel(1, 1, x) == NOT_SUPPORTED
     assert capfd.readouterr().err == ""  # each kernel is reported once
+
+
+class Attribute(ctypes.Structure):
+    _fields_ = [("id", ctypes.c_int), ("padding", ctypes.c_int), ("value", ctypes.c_uint * 16)]
+
+
+class Configuration(ctypes.Structure):
+    _fields_ = [
+        ("grid", Dim3),
+        ("block", Dim3),
+        ("shared", ctypes.c_size_t),
+        ("stream", ctypes.c_void_p),
+        ("attributes", ctypes.POINTER(Attribute)),
+        ("count", ctypes.c_uint),
+    ]
+
+
+@pytest.mark.usefixtures("pending")
+@pytest.mark.parametrize(("size", "expected"), [(1, 0), (2, NOT_SUPPORTED)])
+def test_clusters_of_blocks_are_refused(size: int, expected: int, capfd: pytest.CaptureFixture[str]) -> None:
+    kernel, y = Binary(SAXPY).kernel("saxpy"), torch.zeros(4, device="cuda")
+    cluster = (Attribute * 1)(Attribute(4, 0, (size, 1, 1)))
+    configuration = Configuration(Dim3(2, 1, 1), Dim3(4, 1, 1), 0, None, cluster, 1)
+    values = (ctypes.c_float(1), ctypes.c_uint64(y.data_ptr()), ctypes.c_uint64(y.data_ptr()), ctypes.c_uint(4))
+    pointers = (ctypes.c_void_p * 4)(*(ctypes.addressof(value) for value in values))
+    assert kernel.runtime.cudaLaunchKernelExC(ctypes.byref(configuration), kernel.function, pointers) == expected
+    kernel.runtime.cudaGetLastError()
+    assert ("clusters of blocks are not simulated" in capfd.readouterr().err) == (expected != 0)
+
+
+def test_two_threads_take_turns_on_a_stream() -> None:
+    """All blocks add to the same numbers, without atomics: what two launches did at once would be lost."""
+    kernel, x, y = Binary(SAXPY).kernel("saxpy"), torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+    blocks, launches = 2000, 400  # few enough threads for one thread of the CPU
+
+    def launch(_: int) -> int:
+        return kernel((1, blocks), 8, ctypes.c_float(1), x, y, ctypes.c_uint(8))
+
+    with ThreadPoolExecutor(4) as pool:
+        assert {*pool.map(launch, range(launches))} == {0}
+    assert y.tolist() == [blocks * launches] * 8
 
 
 def test_kernels_of_an_unloaded_library_are_unknown() -> None:

@@ -498,6 +498,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "nvml": ("broken", "--nvml broken"),
     "compute": (False, "--no-compute"),
     "fill": ("nan", "--fill nan"),
+    "kernels": ("refuse", "--kernels refuse"),
     "triton": (False, "--no-triton"),
     "compile": ("triton", "--compile triton"),
     "races": ("raise", "--races raise"),

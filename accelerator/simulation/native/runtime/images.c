@@ -108,14 +108,13 @@ static void add_part(struct program *program, const struct contents *contents)
 
 static void explain(struct program *program, const char *code)
 {
-    char text[800], remedy[200] = "";
+    char text[800] = "";
     int wanted = program->architecture;
     if (*code)
-        snprintf(remedy, sizeof remedy, "compile it with -gencode arch=compute_%d,code=compute_%d (TORCH_CUDA_ARCH_LIST=%d.%d+PTX),",
-                 wanted, wanted, wanted / 10, wanted % 10);
-    snprintf(text, sizeof text,
-             "simulated GPUs run kernels from PTX, and its program has %s%s%s; %s " REMEDY,
-             *code ? "machine code alone (" : "none", code, *code ? ")" : "", remedy);
+        snprintf(text, sizeof text,
+                 "simulated GPUs run kernels from PTX, and its program has machine code alone (%s); compile it with -gencode"
+                 " arch=compute_%d,code=compute_%d (TORCH_CUDA_ARCH_LIST=%d.%d+PTX), " REMEDY,
+                 code, wanted, wanted, wanted / 10, wanted % 10);
     program->problem = strdup(text);
 }
 

@@ -41,7 +41,7 @@ struct program {
     int architecture; /* 90 for 9.0 */
     struct part *parts;
     size_t part_count;
-    char *problem; /* why it has no parts */
+    char *problem; /* why it has no parts; "" if nothing is known of it */
     uint64_t key[2];
     pthread_mutex_t lock; /* guards what follows */
     struct translated *kernels;

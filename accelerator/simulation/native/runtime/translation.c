@@ -21,7 +21,9 @@
 
 extern char **environ;
 
-static const char code[] = "import sys; sys.path.insert(0, sys.argv[1]); from _ptx.command import main; sys.exit(main(sys.argv[2:]))";
+/* The umask is for what Python and the compiler write: others must not replace it. */
+static const char code[] = "import os, sys; os.umask(0o022); sys.path.insert(0, sys.argv[1]);"
+                           " from _ptx.command import main; sys.exit(main(sys.argv[2:]))";
 
 /* Whether only this user and root may write there. */
 static bool is_safe(const char *path, bool is_directory)

@@ -11,6 +11,8 @@ from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
+from .symmetric_memory import SYMMETRIC_MEMORY
+
 pytestmark = needs_cuda_torch
 
 PRELUDE = """
@@ -125,3 +127,8 @@ def test_collectives_of_the_cpu(tmp_path: Path) -> None:
         tmp_path,
         "cpu:gloo,cuda:nccl",
     )
+
+
+@pytest.mark.slow
+def test_symmetric_memory(tmp_path: Path) -> None:
+    run(SYMMETRIC_MEMORY, tmp_path)

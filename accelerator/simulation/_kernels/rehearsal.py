@@ -624,7 +624,7 @@ def _empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, i
 def _zeroed(tensor: torch.Tensor) -> torch.Tensor:
     """Set the state of a new tensor that no op has written, and its memory to zero if it is small."""
     nbytes = tensor.nbytes
-    if nbytes and nbytes <= _SMALL_RESULT:
+    if nbytes and _is_small(tensor):
         _fill(tensor, 0, nbytes)
     allocated(tensor, EMPTY if nbytes <= SMALL_COPY else UNKNOWN)
     return tensor

@@ -78,6 +78,7 @@ _LIBRARIES = (
     _Library("driver/libcuda.so.1", ("driver", "common", "faults"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml", "common", "faults"), "nvml/nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
+    _Library("preload/libaccelerator-cublas.so", ("preload/cublas",), "preload/cublas/cublas.map"),
     _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),
     _Library("bin/nvidia-smi", ("smi",)),

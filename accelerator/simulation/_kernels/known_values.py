@@ -46,6 +46,7 @@ __all__ = [
     "program_line",
     "state_of",
     "validating",
+    "without_notes",
     "written",
 ]
 
@@ -319,7 +320,7 @@ def _reads_scalar(tensor: torch.Tensor) -> bool:
 def install() -> None:
     """Replace the functions by which the host reads numbers, and follow memory that torch allocates when it resizes."""
     texts: Any = sys.modules["torch._tensor_str"]
-    texts._str = _without_notes(texts._str)
+    texts._str = without_notes(texts._str)
     tensor: Any = _Tensor
     tensor.item = _remembering(tensor.item)
     tensor.tolist = _noting_list(tensor.tolist)
@@ -356,7 +357,9 @@ def install() -> None:
     library.impl("aten::resize_", bindings.DispatchKey.BackendSelect, resize_and_follow, True)
 
 
-def _without_notes(function: Callable[..., Any]) -> Callable[..., Any]:
+def without_notes(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a function whose reads by the host are not noted."""
+
     @functools.wraps(function)
     def run(*arguments: Any, **options: Any) -> Any:
         with _set("is_quiet", True):

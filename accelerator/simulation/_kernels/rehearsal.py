@@ -525,9 +525,16 @@ def _allocate(new: _New, index: int, value: int = 0, state: int = UNKNOWN) -> to
     else:
         result = _empty(size, stride, dtype, index)
     if small_bytes:
-        _memset(result.data_ptr(), value, small_bytes)
+        _fill(result, value, small_bytes)
     allocated(result, state)
     return result
+
+
+def _fill(tensor: torch.Tensor, value: int, nbytes: int) -> None:
+    """Write a value into all bytes of a tensor, in the order of its stream: a collective may be sending the memory."""
+    if streams_need_checks.value:
+        capture.wait_for_pending(tensor.device)
+    _memset(tensor.data_ptr(), value, nbytes)
 
 
 def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any], value: int, state: int) -> Any:
@@ -538,7 +545,7 @@ def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any],
     for name in op.out:
         out = arguments.get(name)
         if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):
-            _memset(out.data_ptr(), value, out.nbytes)
+            _fill(out, value, out.nbytes)
     for tensor in _tensors([arguments.get(name) for name in op.written]):
         written(tensor, state)
     results = tuple(
@@ -617,8 +624,8 @@ def _empty(size: tuple[int, ...], stride: tuple[int, ...], dtype: torch.dtype, i
 def _zeroed(tensor: torch.Tensor) -> torch.Tensor:
     """Set the state of a new tensor that no op has written, and its memory to zero if it is small."""
     nbytes = tensor.nbytes
-    if nbytes and nbytes <= _SMALL_RESULT:
-        _memset(tensor.data_ptr(), 0, nbytes)
+    if nbytes and _is_small(tensor):
+        _fill(tensor, 0, nbytes)
     allocated(tensor, EMPTY if nbytes <= SMALL_COPY else UNKNOWN)
     return tensor
 

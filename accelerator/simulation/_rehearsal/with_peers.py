@@ -14,6 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from .._compile.import_hook import after_import
+from .._kernels.known_values import without_notes
 from .._kernels.rehearsal import all_computed
 from .distributed import replace
 
@@ -34,7 +35,7 @@ def _prepare(c10d: ModuleType) -> None:
     replace(c10d, "init_process_group", _with_advice(c10d.init_process_group))
     for name in _OF_OBJECTS:
         if hasattr(c10d, name):
-            replace(c10d, name, _moving(getattr(c10d, name)))
+            replace(c10d, name, _moving(without_notes(getattr(c10d, name))))
 
 
 def _with_advice(init_process_group: Callable[..., Any]) -> Callable[..., Any]:

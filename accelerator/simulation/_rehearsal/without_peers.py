@@ -10,7 +10,11 @@ from __future__ import annotations
 import copy
 import ctypes
 import os
+import re
+import socket
+import struct
 import sys
+import uuid
 from collections.abc import Generator
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -23,6 +27,12 @@ from .distributed import replace
 __all__ = ["install"]
 
 _NCCL_ID_SIZE = 128
+# Ranks exchange descriptions of their symmetric memory under keys that contain this and end with the rank. A description begins
+# with the index of the device, which torch wants to differ between ranks.
+_SYMMETRIC_MEMORY = "CUDASymmetricMemory"
+_INT = struct.Struct("=i")
+# Until torch 2.8, rank 0 tells its host and the name of a file here.
+_OLD_SYMMETRIC_MEMORY = re.compile(r"symmetric_memory-[\d_]+/init$")
 # torch's C++ objects do not keep the Python half of a store alive, which has its methods.
 _stores: list[Any] = []
 
@@ -75,7 +85,7 @@ def _replace(c10d: ModuleType) -> None:
     store_class = _make_store_class(module)
     _replace_rendezvous(module, store_class)
     if "RANK" in os.environ:  # torchrun itself needs a store that its ranks do not share
-        _replace_tcp_store(module, store_class)
+        _replace_stores(module, store_class)
     _replace_gloo(module)
     _count_ranks_of_splits(module)
     _replace_object_collectives(module)
@@ -94,7 +104,21 @@ def _make_store_class(c10d: Any) -> Any:
             self._values[key] = _to_bytes(value)
 
         def get(self, key: str) -> bytes:
+            if key not in self._values:
+                if _SYMMETRIC_MEMORY in key:
+                    return self._of_other_rank(key)
+                if _OLD_SYMMETRIC_MEMORY.search(key):
+                    return f"{socket.gethostname()}/{uuid.uuid4()}".encode()
             return self._values.get(key, bytes(_NCCL_ID_SIZE))
+
+        def _of_other_rank(self, key: str) -> bytes:
+            """Return what another rank would tell of its symmetric memory: the same as this rank, but of another device."""
+            exchange, _, rank = key.rpartition("/")
+            [(own, told)] = [each for each in self._values.items() if each[0].rpartition("/")[0] == exchange]
+            if len(told) <= _INT.size:
+                return told
+            device = _INT.unpack_from(told)[0] + int(rank) - int(own.rpartition("/")[2])
+            return _INT.pack(device) + told[_INT.size :]
 
         def add(self, key: str, value: int) -> int:
             total = int(self._values.get(key, b"0")) + value
@@ -164,17 +188,23 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
     replace(c10d, "init_process_group", init_without_peers)
 
 
-def _replace_tcp_store(c10d: Any, store_class: Any) -> None:
-    """Replace the class of the stores that programs make, whose constructor waits for all ranks."""
+def _replace_stores(c10d: Any, store_class: Any) -> None:
+    """Replace the classes of the stores that programs make, which wait for all ranks."""
 
     class TCPStore(store_class):  # type: ignore[misc]
         def __init__(self, host_name: str, port: int, *arguments: Any, **options: Any) -> None:
             super().__init__()
             self.host, self.port = host_name, port
 
+    class FileStore(store_class):  # type: ignore[misc]
+        def __init__(self, file_name: str, *arguments: Any, **options: Any) -> None:
+            super().__init__()
+            self.path = file_name
+
     for module in (bindings.distributed(), c10d, sys.modules["torch.distributed"]):
-        if hasattr(module, TCPStore.__name__):
-            setattr(module, TCPStore.__name__, TCPStore)
+        for store in (TCPStore, FileStore):
+            if hasattr(module, store.__name__):
+                setattr(module, store.__name__, store)
 
 
 def _replace_gloo(c10d: Any) -> None:

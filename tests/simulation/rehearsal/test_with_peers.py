@@ -11,6 +11,8 @@ from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
+from .symmetric_memory import SYMMETRIC_MEMORY
+
 pytestmark = needs_cuda_torch
 
 PRELUDE = """
@@ -104,10 +106,39 @@ def test_objects_of_any_size(backend: str, tmp_path: Path) -> None:
                 dist.send_object_list([large], 1)
             else:
                 dist.recv_object_list(objects[:1], 0)
+        assert not sys.modules["_accelerator_simulation._kernels.known_values"].noted()  # torch reads sizes
         assert torch.ones(2**20, device="cuda").sum().item() == 0, "other ops do not compute"
         """,
         tmp_path,
         backend,
+    )
+
+
+def test_memory_that_is_being_sent_is_not_overwritten(tmp_path: Path) -> None:
+    """A new tensor gets the memory of one that this rank has sent, before the other rank receives it."""
+    run(
+        """
+        import time
+        flag, numbers = torch.zeros(1, device="cuda"), torch.empty(21, 1000, device="cuda")
+        news = (
+            lambda: torch.empty(21, dtype=torch.uint8, device="cuda"),
+            lambda: numbers[0, :21] > 0,
+            lambda: numbers.argmax(-1),
+        )
+        for new in news:
+            if rank == 1:
+                time.sleep(0.3)
+            dist.all_reduce(flag)  # what follows waits for rank 1
+            sent = device(*range(1, 22), dtype=torch.uint8) if rank == 0 else torch.empty(21, dtype=torch.uint8, device="cuda")
+            dist.broadcast(sent, 0)
+            if rank == 0:
+                address = sent.data_ptr()
+                del sent
+                assert new().data_ptr() == address
+            else:
+                assert sent.tolist() == [*range(1, 22)]
+        """,
+        tmp_path,
     )
 
 
@@ -125,3 +156,8 @@ def test_collectives_of_the_cpu(tmp_path: Path) -> None:
         tmp_path,
         "cpu:gloo,cuda:nccl",
     )
+
+
+@pytest.mark.slow
+def test_symmetric_memory(tmp_path: Path) -> None:
+    run(SYMMETRIC_MEMORY, tmp_path)

@@ -11,6 +11,8 @@ from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
+from .symmetric_memory import SYMMETRIC_MEMORY
+
 pytestmark = needs_cuda_torch
 
 PRELUDE = """
@@ -233,6 +235,11 @@ def test_meshes_and_sharding(device_id: str) -> None:
         dist.destroy_process_group()
     """
     run(code)
+
+
+@pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])
+def test_symmetric_memory(rank: int) -> None:
+    run(SYMMETRIC_MEMORY, rank)
 
 
 @pytest.mark.parametrize("rank", [pytest.param(0, marks=pytest.mark.slow), 3])

@@ -533,7 +533,7 @@ def _allocate(new: _New, index: int, value: int = 0, state: int = UNKNOWN) -> to
 def _fill(tensor: torch.Tensor, value: int, nbytes: int) -> None:
     """Write a value into all bytes of a tensor, in the order of its stream: a collective may be sending the memory."""
     if streams_need_checks.value:
-        capture.wait_for_pending(tensor.device)
+        runtime.wait_for_pending(tensor.device)
     _memset(tensor.data_ptr(), value, nbytes)
 
 

@@ -1,19 +1,23 @@
 /* Faults: what they do to this process. */
 #include "common/clock.h"
 #include "common/config.h"
+#include "common/faults.h"
 #include "common/marked_processes.h"
 #include "interface/cuda_errors.h"
-#include "common/faults.h"
 
 struct fault_table *_Atomic used_faults;
 
 /* Of this process's context on each GPU. */
 static struct {
-    _Atomic int error;      /* stays until the process ends */
-    _Atomic int64_t begin;  /* 0: there is no context */
+    _Atomic int error;       /* stays until the process ends */
+    _Atomic int64_t begin;   /* 0: there is no context */
     _Atomic uint32_t resets; /* of the GPU, when the context was made */
-    _Atomic int flip;       /* the bit to flip in the result of an op, plus 1; or 0 */
+    _Atomic int flip;        /* the bit to flip in the result of an op, plus 1; or 0 */
 } contexts[SIM_MAX_GPUS];
+
+/* Read when a context is made: other threads must not read the environment while the program writes it. */
+static _Atomic int own_rank = FAULT_ANY_RANK;
+static _Atomic bool is_blocking; /* each op waits for its error */
 
 void faults_use(struct fault_table *table)
 {
@@ -66,8 +70,7 @@ static void mark(struct gpu_health *health, const struct fault *fault)
 
 static bool is_of_rank(const struct fault *fault)
 {
-    const char *rank = fault->rank == FAULT_ANY_RANK ? NULL : getenv("RANK");
-    return fault->rank == FAULT_ANY_RANK || (rank && atoi(rank) == fault->rank);
+    return fault->rank == FAULT_ANY_RANK || fault->rank == own_rank;
 }
 
 static bool is_of_gpu(const struct fault *fault, int gpu)
@@ -210,6 +213,9 @@ int faults_new_context(int gpu)
         return ERROR_UNKNOWN;
     if (health->error)
         return (int)health->error;
+    const char *rank = getenv("RANK"), *blocking = getenv("CUDA_LAUNCH_BLOCKING");
+    own_rank = rank ? atoi(rank) : FAULT_ANY_RANK;
+    is_blocking = blocking && strcmp(blocking, "1") == 0;
     contexts[gpu].resets = health->resets;
     contexts[gpu].begin = now();
     return 0;
@@ -230,12 +236,6 @@ bool faults_hang(int gpu)
     return false;
 }
 
-static bool is_blocking(void)
-{
-    const char *setting = getenv("CUDA_LAUNCH_BLOCKING");
-    return setting && strcmp(setting, "1") == 0;
-}
-
 /* The op that fires a fault is on the GPU already: the error comes with the next call. */
 struct fault_effect faults_at_op(int gpu)
 {
@@ -245,7 +245,7 @@ struct fault_effect faults_at_op(int gpu)
     if (effect.error)
         return effect;
     update(table, gpu, CLOCK_OPS);
-    if (is_blocking())
+    if (is_blocking)
         effect.error = contexts[gpu].error;
     for (int i = 0; i < SIM_MAX_FAULTS; i++) {
         const struct fault *fault = &table->faults[i];

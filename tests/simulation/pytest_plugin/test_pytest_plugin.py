@@ -503,6 +503,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "compile": ("triton", "--compile triton"),
     "races": ("raise", "--races raise"),
     "late_copies": (True, "--late-copies"),
+    "faults": (["xid=94,gpu=1", "slow=20ms"], "--fault xid=94,gpu=1 --fault slow=20ms"),
 }
 IN_A_PROCESS_OF_ITS_OWN = "The test ran in a process of its own, which has no terminal for a debugger. "
 

@@ -78,7 +78,8 @@ struct launch_shape {
     size_t shared_memory;
     bool is_cooperative, has_clusters;
 };
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape, void **arguments);
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape,
+                              void **arguments);
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
 int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
 

@@ -78,7 +78,8 @@ static bool is_torchs(const void *function)
 }
 
 /* Launches a kernel that is not torch's own from its PTX. */
-static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct launch_shape *shape, void **arguments)
+static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct launch_shape *shape,
+                                   void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
     const char *name, *reason = refusal_of_launch(shape->has_clusters);

@@ -139,7 +139,7 @@ uint64_t pending_submit(struct pending_queue *queue, int device, void *const *ha
                         struct pending *before, int64_t *not_before)
 {
     const struct pending_item item = {queue, queue->submitted + 1};
-    bool is_valid = (count > 0 || launching_stream) && unless_failed(device) == SUCCESS; /* another rank would read the memory */
+    bool is_valid = (count > 0 || launching_stream) && unless_failed(device) == SUCCESS; /* another rank would read it */
     *not_before = 0;
     for (size_t i = 0; i < count && is_valid; i++)
         is_valid = find_stream(handles[i], &driver->devices[device]) != NULL;

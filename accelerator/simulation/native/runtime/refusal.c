@@ -68,7 +68,8 @@ cudaError_t report_refusal(const char *mangled, const char *problem, bool is_rep
     char *readable = demangle(mangled);
     pthread_mutex_lock(&lock);
     const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
-    const cudaError_t error = driver->refuse_launch(readable ? readable : mangled, reason ? reason : problem && *problem ? problem : NULL, is_reported);
+    reason = reason ? reason : problem && *problem ? problem : NULL;
+    const cudaError_t error = driver->refuse_launch(readable ? readable : mangled, reason, is_reported);
     pthread_mutex_unlock(&lock);
     free(readable);
     return error;

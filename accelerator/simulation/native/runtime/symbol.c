@@ -49,7 +49,8 @@ EXPORT void __cudaRegisterManagedVar(void **handle, void **host_variable, char *
 static cudaError_t allocate(struct symbol *symbol, int device)
 {
     uintptr_t *address = (uintptr_t *)&symbol->copies[device];
-    cudaError_t error = symbol->managed ? driver->cuMemAllocManaged(address, symbol->size, 1) : driver->cuMemAlloc(address, symbol->size);
+    cudaError_t error = symbol->managed ? driver->cuMemAllocManaged(address, symbol->size, 1)
+                                        : driver->cuMemAlloc(address, symbol->size);
     if (error == SUCCESS)
         driver->fill_with_zeros(symbol->copies[device], symbol->size);
     return error;

@@ -325,7 +325,8 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
     return (int)(by_threads < MAX_BLOCKS ? by_threads : MAX_BLOCKS);
 }
 
-static cudaError_t check_shape(const struct translated *kernel, const struct launch_shape *shape, const struct sim_device *device)
+static cudaError_t check_shape(const struct translated *kernel, const struct launch_shape *shape,
+                               const struct sim_device *device)
 {
     enum { MAX_GRID = 65535, MAX_DEPTH = 64 };
     const struct sim_kernel_facts *facts = &kernel->facts;
@@ -347,7 +348,8 @@ static cudaError_t check_shape(const struct translated *kernel, const struct lau
     return blocks <= resident ? SUCCESS : ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape, void **arguments)
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape,
+                              void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
     RETURN_IF_ERROR(translate(kernel));

@@ -43,7 +43,8 @@ static const char *path_in_cache(const struct program *program, const char *kern
     if (!is_safe(cache, true))
         return "others may write into the directory for compiled kernels; set XDG_CACHE_HOME to one of your own";
     add_to_key(key, kernel, strlen(kernel));
-    if (snprintf(path, PATH_MAX, "%s/%016llx%016llx.so", cache, (unsigned long long)key[0], (unsigned long long)key[1]) >= PATH_MAX)
+    int length = snprintf(path, PATH_MAX, "%s/%016llx%016llx.so", cache, (unsigned long long)key[0], (unsigned long long)key[1]);
+    if (length >= PATH_MAX)
         return "the path of the directory for compiled kernels is too long";
     return NULL;
 }
@@ -115,7 +116,9 @@ static pid_t start(const char *kernel, const char *target, int request, int outp
     posix_spawnattr_t attributes;
     sigset_t none, all;
     if (environment && python && find_translator(translator)) {
-        char *const arguments[] = {(char *)python, "-I", "-S", "-c", (char *)code, translator, (char *)kernel, (char *)target, NULL};
+        char *const arguments[] = {
+            (char *)python, "-I", "-S", "-c", (char *)code, translator, (char *)kernel, (char *)target, NULL,
+        };
         posix_spawn_file_actions_init(&actions);
         posix_spawn_file_actions_adddup2(&actions, request, STDIN_FILENO);
         posix_spawn_file_actions_adddup2(&actions, output, STDOUT_FILENO);
@@ -177,7 +180,8 @@ static char *run_translator(const struct program *program, const char *kernel, c
         ;
     if (process < 0) {
         const char *python = getenv(SETTING_PYTHON);
-        snprintf(text, sizeof text, "Python, which translates it, does not start: %s", python ? python : SETTING_PYTHON " is not set");
+        snprintf(text, sizeof text, "Python, which translates it, does not start: %s",
+                 python ? python : SETTING_PYTHON " is not set");
         return strdup(text);
     }
     /* A program that ignores SIGCHLD gets no status: the file says whether it is there. */

@@ -30,7 +30,7 @@ def device_type() -> str:
     return discovery_cache.current().device_type
 
 
-def _row() -> accelerators.Accelerator:
+def _row() -> accelerators.Vendor:
     """The vendor's row for the accelerator that torch is built for; CUDA's for a CPU build."""
     # Processes may be started on another machine than this, so the accelerator need not be present.
     device_type = discovery_cache.current().accelerator_type or "cuda"
@@ -98,7 +98,7 @@ class _Limit(NamedTuple):
     entries: tuple[str, ...] | None
 
 
-def _limit(env: MutableMapping[str, str], row: accelerators.Accelerator) -> _Limit:
+def _limit(env: MutableMapping[str, str], row: accelerators.Vendor) -> _Limit:
     is_cuda_list = row.grammar == accelerators.CUDA_LIST
     variable = discovery_cache.backend().limiting_variable(env) if is_cuda_list else row.visible_devices[0]
     environment.check(env, (*row.visible_devices, variable))
@@ -117,7 +117,7 @@ def _limit(env: MutableMapping[str, str], row: accelerators.Accelerator) -> _Lim
     return _Limit(variable, value, entries)
 
 
-def _count(env: MutableMapping[str, str], row: accelerators.Accelerator) -> int | None:
+def _count(env: MutableMapping[str, str], row: accelerators.Vendor) -> int | None:
     """How many devices a process with this environment, which sets no variable, would see here; None if unknown."""
     if row.grammar == accelerators.CUDA_LIST:
         return discovery_cache.for_environment(env).count or None

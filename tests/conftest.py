@@ -34,6 +34,10 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+LIMITS_S = {"exhaustive": 3600, "slow": 900}
+"""After these seconds a test with the mark fails. ``pyproject.toml`` has the limit of all others."""
+
+
 def pytest_report_header() -> str:
     where = "on simulated GPUs" if acc.simulation.is_simulated() else "without simulation"
     return f"accelerator: {where}, {acc.device_count()} device(s) visible, from {Path(acc.__file__).parent}"
@@ -54,6 +58,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         "cpu": None if acc.device_count() == 0 else "needs a process without a usable accelerator",
     }
     for item in items:
+        limit = next((seconds for mark, seconds in LIMITS_S.items() if item.get_closest_marker(mark)), None)
+        if limit is not None:
+            item.add_marker(pytest.mark.timeout(limit))
         if _is_simulated(item.path):
             # Check the reason even if the condition is false, because it may be true with another torch.
             for mark in item.iter_markers("skipif"):

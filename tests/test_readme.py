@@ -126,7 +126,7 @@ def test_long_description_has_no_relative_targets(monkeypatch: pytest.MonkeyPatc
     for name in ("hatchling", "hatchling.metadata", "hatchling.metadata.plugin"):
         monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
     monkeypatch.setitem(sys.modules, "hatchling.metadata.plugin.interface", hook)
-    module = runpy.run_path(str(ROOT / "docs" / "long_description.py"))
+    module = runpy.run_path(str(ROOT / "distribution" / "long_description.py"))
     metadata: dict[str, Any] = {}
     module["LongDescription"].update(types.SimpleNamespace(root=ROOT), metadata)
     text = metadata["readme"]["text"]

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 import accelerator as acc
-from accelerator._machine import grammar, nvml, probe
+from accelerator._machine import driver_probe, grammar, nvml
 from accelerator._machine.discovery_result import Failed
 from tests.queries.test_grammar import TABLE
 from tests.support import plain_environment
@@ -257,15 +257,15 @@ def test_call_durations(capsys: pytest.CaptureFixture[str]) -> None:
 
 
 def test_probe_lists_usable_devices(capsys: pytest.CaptureFixture[str]) -> None:
-    def timed(call: Callable[[], probe.ProbeResult]) -> probe.ProbeResult:
+    def timed(call: Callable[[], driver_probe.ProbeResult]) -> driver_probe.ProbeResult:
         begin = time.perf_counter()
         result = call()
         with capsys.disabled():
             print(f"\nthe driver, probed in a child: {time.perf_counter() - begin:.2f} s")
         return result
 
-    listed = timed(lambda: probe.run({}))
-    used = timed(lambda: probe.run({}, use=True))
+    listed = timed(lambda: driver_probe.run({}))
+    used = timed(lambda: driver_probe.run({}, use=True))
     assert listed.error is used.error is None
     assert listed.devices == used.devices
     assert used.unusable == (None,) * len(used.devices)

@@ -1,4 +1,4 @@
-"""The commands of ``python -m accelerator``: report and check."""
+"""The commands of ``python -m accelerator``: report, check, simulate and rehearse."""
 
 from __future__ import annotations
 

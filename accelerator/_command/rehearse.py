@@ -13,7 +13,6 @@ from pathlib import Path
 from typing import Any
 
 from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
-from ..simulation._environment import PROBLEM_SUFFIX
 from ..simulation._run import run
 from ..simulation._state_folder import state_folder
 from . import memory_plot, rehearse_report
@@ -86,7 +85,7 @@ def main(argv: list[str]) -> int:
             except RuntimeError as error:
                 return report_error("rehearse", f"cannot simulate GPUs: {error}")
             with _Progress(rank, reports):
-                ended = run(command, child, "rehearse")
+                ended = run(parser.prog, command, child)
             status = status or ended
             of_run = _rehearsal_record.read_ranks(reports)
             entries += rehearse_report.entries_of(of_run, ended)
@@ -136,7 +135,7 @@ def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
 
 def _read_problem(state: Path) -> str:
     """Return why the processes of a machine could not be rehearsed, or nothing."""
-    file = state.with_name(f"{state.name}{PROBLEM_SUFFIX}")
+    file = state.with_name(f"{state.name}{_settings.PROBLEM_SUFFIX}")
     return file.read_text(encoding="utf-8") if file.exists() else ""
 
 

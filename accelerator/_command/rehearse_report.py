@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import json
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..simulation._rehearsal_record import MissingValue
+from ..simulation._known_gpus import smallest
+from ..simulation._rehearsal_record import CATEGORIES, MissingValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Rank
+    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
 
 __all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 
@@ -19,7 +20,7 @@ _NAMED_PLACES = 3
 
 
 class Entry(NamedTuple):
-    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`."""
+    """A rank and device: an entry of the JSON. A failure's fields are those of `OutOfMemory`, a peak's are words of `Peak`."""
 
     rank: int
     device: int
@@ -31,6 +32,13 @@ class Entry(NamedTuple):
     fits: bool
     out_of_memory: OutOfMemory | None
     exit_status: int | None
+    ran_out: bool = False  # of the memory beyond the GPU's, too
+    peak: Peak | None = None
+
+    @property
+    def goes_on(self) -> bool:
+        """Whether the program ran on beyond the memory of the GPU, so that the peaks are what it needs."""
+        return self.out_of_memory is not None and self.peak_reserved > self.total
 
 
 def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
@@ -57,9 +65,11 @@ def _entry(rank: Rank, device: DeviceRecord, status: int | None) -> Entry:
         total=device.total,
         peak_host=rank.record.peak_host,
         retries=figures.retries,
-        fits=figures.ooms == 0,
+        fits=figures.ooms == 0 and device.out_of_memory is None,
         out_of_memory=device.out_of_memory,
         exit_status=status,
+        ran_out=figures.ooms > 0,
+        peak=device.peak,
     )
 
 
@@ -74,9 +84,27 @@ def values_of(ranks: Sequence[Rank]) -> list[MissingValue]:
 
 def format_json(entries: list[Entry], values: list[MissingValue]) -> str:
     """Return the document of ``--json``."""
-    ranks = [{**entry._asdict(), "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict()} for entry in entries]
+    ranks = [_plain(entry) for entry in entries]
     places = [{"op": value.op, "where": value.where, "count": value.times} for value in values]
     return json.dumps({"schema": 1, "ranks": ranks, "values": places}, indent=2) + "\n"
+
+
+def _plain(entry: Entry) -> dict[str, Any]:
+    fields = entry._asdict()
+    peak = fields.pop("peak")
+    del fields["ran_out"]
+    return {
+        **fields,
+        "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict(),
+        "smallest_gpu": None if entry.ran_out else smallest(entry.peak_reserved),
+        "peak": peak
+        and {
+            "where": peak.where,
+            "allocated": peak.allocated,
+            "held": dict(zip(CATEGORIES, peak.held, strict=True)),
+            "lines": [{"where": where, "bytes": size} for where, size in peak.lines],
+        },
+    }
 
 
 def format_size(size: int) -> str:
@@ -107,6 +135,7 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
                 f"rank {entry.rank}, cuda:{entry.device} is out of memory: {failure.op}{where}\n"
                 f"  asked for {format_size(failure.requested)}, and {format_size(failure.free)} were free"
             )
+            lines += _format_need(entry)
     too_large = {entry.rank for entry in entries if not entry.fits}
     failed = {entry.rank: entry.exit_status for entry in entries if entry.exit_status != 0}
     for rank, status in failed.items():
@@ -116,6 +145,23 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
     if values:
         lines.append(_format_values(values))
     return "\n".join(lines) + "\n"
+
+
+def _format_need(entry: Entry) -> list[str]:
+    """Return the lines that say what a program needs that does not fit."""
+    lines: list[str] = []
+    if entry.goes_on:
+        name = None if entry.ran_out else smallest(entry.peak_reserved)
+        has_it = f"the smallest known GPU with that is {name}" if name else "no known GPU has that"
+        size = format_size(entry.peak_reserved)
+        lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")
+    if entry.peak is not None:
+        lines.append(f"  at the peak{f', at {entry.peak.where}' if entry.peak.where else ''}, it held")
+        held = [*zip(CATEGORIES, entry.peak.held, strict=True)]
+        lines += [f"    {format_size(size).rjust(10)}  {name}" for name, size in held if size]
+        lines.append("  of which most comes from")
+        lines += [f"    {format_size(size).rjust(10)}  {where}" for where, size in entry.peak.lines]
+    return lines
 
 
 def _format_values(values: list[MissingValue]) -> str:

@@ -88,9 +88,9 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     except ValueError as error:
         return report_error("simulate", str(error))
     if options.nodes is None:
-        status = run(command, child)
+        status = run(parser.prog, command, child)
     else:
-        status = _cluster.run(command, _cluster.node_environments(child, options.nodes, folder))
+        status = _cluster.run(parser.prog, command, _cluster.node_environments(child, options.nodes, folder))
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 CUDA_LIST, INDICES, TILES = "cuda list", "indices", "tiles"
 
 
-class Accelerator(NamedTuple):
+class Vendor(NamedTuple):
     """One row of the table.
 
     Attributes:
@@ -77,7 +77,7 @@ class Accelerator(NamedTuple):
     telemetry: Mapping[str, int] = {}
 
 
-_CUDA = Accelerator(
+_CUDA = Vendor(
     "cuda",
     visible_devices=("CUDA_VISIBLE_DEVICES",),
     grammar=CUDA_LIST,
@@ -108,7 +108,7 @@ _ROCM = _CUDA._replace(
     },
     device_order=("CUDA_VISIBLE_DEVICES",),
 )
-_CPU = Accelerator(
+_CPU = Vendor(
     "cpu",
     is_synchronized=True,
     use_host_timers=True,
@@ -119,7 +119,7 @@ _CPU = Accelerator(
 _OTHERS = (
     # DeepSpeed's class forwards nothing and says that Triton is not supported; Intel's Triton is part of torch's XPU wheels.
     # Only newer torch has XPUGraph.
-    Accelerator(
+    Vendor(
         "xpu",
         visible_devices=("ZE_AFFINITY_MASK",),
         grammar=TILES,
@@ -134,7 +134,7 @@ _OTHERS = (
         telemetry={"utilization": 1, "memory_usage": 1, "temperature": 1, "power_draw": 1000, "clock_rate": 1},
     ),
     # DeepSpeed's class names CUDA's variable, as a placeholder. MPS has one device and one command queue.
-    Accelerator(
+    Vendor(
         "mps",
         is_synchronized=True,
         use_host_timers=True,
@@ -146,9 +146,9 @@ _OTHERS = (
         shares_host_memory=True,
     ),
     # DeepSpeed has no class for MTIA.
-    Accelerator("mtia", op_builders="mtia", graph_class="MTIAGraph"),
+    Vendor("mtia", op_builders="mtia", graph_class="MTIAGraph"),
     # DeepSpeed's class names CUDA's variable because Habana's needs more set-up, and forwards nothing.
-    Accelerator(
+    Vendor(
         "hpu",
         visible_devices=("HABANA_VISIBLE_MODULES",),
         communication_backend="hccl",
@@ -160,7 +160,7 @@ _OTHERS = (
         graph_class="HPUGraph",
         memory_limits=("Limit", "InUse"),
     ),
-    Accelerator(
+    Vendor(
         "npu",
         visible_devices=("ASCEND_RT_VISIBLE_DEVICES",),
         communication_backend="hccl",
@@ -171,7 +171,7 @@ _OTHERS = (
         telemetry={"utilization": 1},
     ),
     # "MLU" is not in DeepSpeed's list.
-    Accelerator(
+    Vendor(
         "mlu",
         visible_devices=("MLU_VISIBLE_DEVICES",),
         communication_backend="cncl",
@@ -181,14 +181,14 @@ _OTHERS = (
         graph_class="MLUGraph",
         range_module="cnpx",
     ),
-    Accelerator(
+    Vendor(
         "sdaa",
         visible_devices=("SDAA_VISIBLE_DEVICES",),
         communication_backend="tccl",
         export_prefixes=("NCCL", "LD_LIBRARY", "PATH"),
         op_builders="sdaa",
     ),
-    Accelerator(
+    Vendor(
         "supa",
         visible_devices=("SUPA_VISIBLE_DEVICES",),
         communication_backend="bccl",
@@ -201,7 +201,7 @@ _OTHERS = (
 _TABLE = {row.device_type: row for row in (_CUDA, _CPU, *_OTHERS)}
 
 
-def get_row(device_type: str, *, is_hip: bool = False) -> Accelerator:
+def get_row(device_type: str, *, is_hip: bool = False) -> Vendor:
     """The row of a device type; for an unknown one a row without variables, backend or features of its own.
 
     Args:
@@ -210,4 +210,4 @@ def get_row(device_type: str, *, is_hip: bool = False) -> Accelerator:
     """
     if is_hip and device_type == "cuda":
         return _ROCM
-    return _TABLE.get(device_type) or Accelerator(device_type, op_builders=device_type)
+    return _TABLE.get(device_type) or Vendor(device_type, op_builders=device_type)

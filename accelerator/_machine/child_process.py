@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Any
 
 from . import environment as this_environment
 from . import imports, process
-from .discovery_result import RETRY_AFTER_S
 
 if TYPE_CHECKING:
     import subprocess
 
 
 _LINES_QUOTED, _CHARACTERS_QUOTED = 4, 500
+_WAIT_FOR_KILLED_S = 1.0
 
 
 class ChildError(RuntimeError):
@@ -106,6 +106,6 @@ def _kill(child: subprocess.Popen[bytes]) -> None:
         if pipe is not None:
             pipe.close()
     try:
-        child.wait(RETRY_AFTER_S)
+        child.wait(_WAIT_FOR_KILLED_S)
     except Exception:  # in an uninterruptible system call, it ends when the driver returns
         threading.Thread(target=child.wait, daemon=True).start()

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import driver, driver_child, grammar, nvml, nvml_telemetry, probe, torch_build
+from . import driver, driver_child, driver_probe, grammar, nvml, nvml_telemetry, torch_build
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, PhysicalGpu, failure_of
 
 FROM_DRIVER = "the driver, which is initialized in this process"
@@ -103,24 +103,24 @@ def driver_cuda_version(env: Mapping[str, str]) -> tuple[int, int] | None:
         return nvml.cuda_version()
     except Failed:
         # The same probe as for the devices, so that one child process answers both.
-        return probe.run(_probed_variables(env)).version if driver.is_installed() else None
+        return driver_probe.run(_probed_variables(env)).version if driver.is_installed() else None
 
 
 def driver_device(device: DiscoveredDevice) -> driver_child.DriverDevice | None:
     """The driver's description of a device, from a probe if it is not known yet; None if the driver has none."""
     if device.driver is not None or device.uuid is None:
         return device.driver
-    return next(iter(probe.run({"CUDA_VISIBLE_DEVICES": device.uuid}).devices), None)
+    return next(iter(driver_probe.run({"CUDA_VISIBLE_DEVICES": device.uuid}).devices), None)
 
 
-def probe_usability(result: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
+def probe_usability(result: DiscoveryResult, *, refresh: bool) -> driver_probe.ProbeResult:
     """Create a context on each device of a discovery result in a child process."""
     environment = _probed_variables(result.environment)
     uuids = [device.uuid for device in result.devices]
     if driver.device_count() is not None and None not in uuids:
         # The driver of this process read the environment once, at its initialization. The child must see the same devices.
         environment["CUDA_VISIBLE_DEVICES"] = ",".join(uuid for uuid in uuids if uuid)
-    return probe.run(environment, use=True, refresh=refresh)
+    return driver_probe.run(environment, use=True, refresh=refresh)
 
 
 def has_context(index: int) -> bool:
@@ -190,7 +190,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
     visible = env.get("CUDA_VISIBLE_DEVICES")
     if grammar.hides_all(visible):
         return _result(env, FROM_NVML, problem=f"{_hidden(visible)}; {nvml_problem}")
-    probed = probe.run(_probed_variables(env))
+    probed = driver_probe.run(_probed_variables(env))
     # No result is cached here: NVML may work again in a second. The probe's own result is cached for longer.
     if probed.error and by_nvml:
         count, devices, selection = by_nvml.count, by_nvml.devices, by_nvml.selection
@@ -211,7 +211,7 @@ def _in_driver_order(
 
     Returns as many devices as were counted: those that the driver does not know come last.
     """
-    probed = probe.run(_probed_variables(env))
+    probed = driver_probe.run(_probed_variables(env))
     if probed.error:
         return devices, False
     ordered, _ = _joined(probed.devices, gpus)

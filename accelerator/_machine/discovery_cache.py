@@ -1,4 +1,8 @@
-"""Cache of the discovery result, keyed by everything the result depends on."""
+"""Cache of the discovery result, keyed by everything the result depends on, and its discovery.
+
+The backends discover CUDA's and ROCm's devices. This module discovers those of other accelerators, which only torch knows, says
+why a CPU build has none, and remembers a failed initialization.
+"""
 
 from __future__ import annotations
 
@@ -12,8 +16,8 @@ from . import (
     child_process,
     cuda,
     driver,
+    driver_probe,
     environment,
-    probe,
     process,
     rocm,
     torch_build,
@@ -235,7 +239,7 @@ def clear() -> None:
     _failure = None
     _drop_entry()
     torch_build.clear()
-    probe.clear()
+    driver_probe.clear()
     cuda.clear()
     rocm.clear()
 

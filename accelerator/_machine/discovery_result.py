@@ -9,9 +9,10 @@ from . import grammar
 from .driver_child import DriverDevice
 
 if TYPE_CHECKING:
-    from .probe import ProbeResult
+    from .driver_probe import ProbeResult
 
-# A daemon may start before the driver does, so a failure is cached for this long only.
+# A daemon may start before the driver does, so a failure is cached for this long only; that of an import of torch in a child,
+# which takes seconds, until the environment changes or `refresh` is called.
 RETRY_AFTER_S = 1.0
 
 

@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import amdsmi, driver_child, grammar, nvml, probe, torch_build
+from . import amdsmi, driver_child, driver_probe, grammar, nvml, torch_build
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, failure_of
 
 FROM_AMDSMI = "amdsmi and the environment"
@@ -115,10 +115,10 @@ def driver_device(device: DiscoveredDevice) -> driver_child.DriverDevice | None:
     return device.driver
 
 
-def probe_usability(result: DiscoveryResult, *, refresh: bool) -> probe.ProbeResult:
+def probe_usability(result: DiscoveryResult, *, refresh: bool) -> driver_probe.ProbeResult:
     """Create a context on each device of a discovery result in a child process."""
     environment = {name: result.environment.get(name) for name in _READ}
-    return probe.run(environment, use=True, hip=library(), refresh=refresh)
+    return driver_probe.run(environment, use=True, hip=library(), refresh=refresh)
 
 
 def has_context(index: int) -> bool:
@@ -187,7 +187,7 @@ def library() -> str:
 
 
 def _from_probe(env: Mapping[str, str], amdsmi_problem: str) -> DiscoveryResult:
-    probed = probe.run({name: env.get(name) for name in _READ}, hip=library())
+    probed = driver_probe.run({name: env.get(name) for name in _READ}, hip=library())
     if probed.error or not probed.devices:
         hidden_by = next((name for name in _READ if env.get(name)), None)
         problem = probed.error or (hidden_by and _hidden(hidden_by, env)) or "the ROCm runtime finds no device"

@@ -95,7 +95,7 @@ def _read_memory(index: int) -> tuple[int, int, int]:
     return free, total, total - free
 
 
-def _row() -> accelerators.Accelerator:
+def _row() -> accelerators.Vendor:
     return accelerators.get_row(process.torch_accelerator_type() or "cpu")
 
 

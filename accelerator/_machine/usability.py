@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from . import probe
+from . import driver_probe
 from .discovery_result import DiscoveryResult
 
 
@@ -41,7 +41,7 @@ def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[
 
 
 def _describe_error(index: int, name: str, error: str | None, *, is_own: bool) -> str | None:
-    is_busy = probe.is_busy(error)
+    is_busy = driver_probe.is_busy(error)
     # In exclusive mode, a device that this process uses refuses the child, but this process can use it.
     if error is None or (is_busy and is_own):
         return None

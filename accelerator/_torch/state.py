@@ -14,7 +14,7 @@ from .bindings import get_index
 
 @dataclass(frozen=True, slots=True)
 class Accelerator:
-    """An initialized accelerator. Its type and its number of devices no longer change in this process."""
+    """A device type and its number of devices; final once it is in `initialized`."""
 
     device_type: str
     device_count: int
@@ -28,7 +28,7 @@ initialized: list[Accelerator] = []
 # of some accelerators do not check it.
 device_indices: set[int] = set()
 
-# Index of each string and torch.device that was resolved since initialization: a lookup is faster than parsing again.
+# Index of each string and torch.device that was resolved since initialization. The fastest calls read it by `cached_index`.
 _index_cache: dict[str | torch.device, int] = {}
 
 
@@ -58,7 +58,7 @@ class RuntimeState(NamedTuple):
         return getattr(torch, self.device_type)
 
     @property
-    def vendor(self) -> accelerators.Accelerator:
+    def vendor(self) -> accelerators.Vendor:
         """The row of the vendor table for the device type."""
         return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
 

@@ -1,15 +1,18 @@
 """Compiles the simulated libraries, once per version of their sources.
 
-The wheel contains C sources and no binaries, so that it stays a pure Python wheel. The system's C compiler builds the
-libraries at first use, into the user's cache directory. The layout lets an environment leave the driver or NVML off the
-library path:
+The system's C compiler builds the libraries at first use, into the user's cache directory. The wheel for Linux on x86-64
+contains them compiled; they are copied there instead, because a wheel cannot contain links, and its files may be anybody's. The
+layout lets an environment leave the driver or NVML off the library path:
 
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
     preload/libaccelerator-exit.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
     bin/nvidia-smi  bin/accelerator-guard
+    translator/_ptx/...  translator/native/...
     absent/driver/libcuda.so.1  absent/driver/libcuda.so  absent/nvml/libnvidia-ml.so.1
+
+libcudart starts what is under translator/ to translate a kernel: a copy of `_ptx`, and what translated kernels include.
 
 The files under absent/ are empty. The loader finds them first, cannot load them and stops searching: this hides a real
 driver or NVML of the machine.
@@ -17,6 +20,7 @@ driver or NVML of the machine.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import hashlib
 import os
@@ -31,20 +35,30 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from ._boundary import boundary_flag
-from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact
+from ._build_cache import Build, announce, cache_roots, install, install_in_cache, is_intact, lock
 from ._settings import LIBRARIES_FOLDER, read, variable
 from ._settings_header import HEADER_NAME, header
 
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = ["PRELOADED", "build", "build_problem", "ensure_built", "platform_problem"]
+__all__ = [
+    "COMPILED",
+    "PREBUILT_FOLDER",
+    "PRELOADED",
+    "build",
+    "build_problem",
+    "ensure_built",
+    "kernel_cache",
+    "platform_problem",
+]
 
 _FLAGS = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--as-needed"),
 )
 _PLACEHOLDER = "@CUDART@"
+_KERNEL_RUNS = "interface/kernel_runs.h"
 _ANNOUNCEMENT = "compiling the simulated driver, about 10 s, once"
 
 
@@ -58,8 +72,8 @@ class _Library(NamedTuple):
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime", "races"), "runtime/runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime", "races"), "runtime/runtime.map.in", "13"),
+    _Library("preload/libcudart.so.12", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "13"),
     _Library("driver/libcuda.so.1", ("driver", "common"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml", "common"), "nvml/nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
@@ -74,7 +88,13 @@ _LINKS = {"driver/libcuda.so": "driver/libcuda.so.1"}
 _ABSENT = ("absent/driver/libcuda.so.1", "absent/driver/libcuda.so", "absent/nvml/libnvidia-ml.so.1")
 _FILES = (*(library.path for library in _LIBRARIES), *_LINKS, *_ABSENT)
 
-PRELOADED = tuple(library.path for library in _LIBRARIES if library.path.startswith("preload/"))
+COMPILED = tuple(library.path for library in _LIBRARIES)
+"""What is compiled."""
+
+PREBUILT_FOLDER = "prebuilt"
+"""Below this package, in a wheel that contains the libraries: a folder for their version, in the layout above."""
+
+PRELOADED = tuple(path for path in COMPILED if path.startswith("preload/"))
 """The libraries to preload: torch's RPATH would find the real ones first."""
 
 
@@ -94,7 +114,7 @@ def build_problem() -> str | None:
     if reason is not None:
         return reason
     try:
-        if _find_build() is None:
+        if _find_build() is None and _prebuilt() is None:
             _compiler()
     except RuntimeError as error:
         return str(error)
@@ -127,6 +147,16 @@ def ensure_built() -> Path:
     return install_in_cache(_libraries())
 
 
+def kernel_cache() -> Path | None:
+    """Return the directory for translated kernels of this version, which is made if it is missing; None if none is usable."""
+    name = f"{LIBRARIES_FOLDER.removesuffix('simulation-')}kernels-{_source_digest()}"
+    for root in cache_roots():
+        directory = root / name
+        with contextlib.suppress(OSError), lock(root, directory):
+            return directory
+    return None
+
+
 def build(root: Path) -> Path:
     """Compile the libraries below a directory, if it has no build of this version.
 
@@ -145,9 +175,27 @@ def build(root: Path) -> Path:
 
 def _libraries() -> Build:
     def make(directory: Path) -> None:
-        _compile_all(_compiler(), directory)
+        prebuilt = _prebuilt()
+        if prebuilt is None:
+            _compile_all(_compiler(), directory)
+        else:
+            for path in COMPILED:
+                (directory / path).write_bytes(prebuilt.joinpath(*path.split("/")).read_bytes())
+        for name in _ABSENT:
+            (directory / name).touch()
+        for name, content in _translator_sources().items():
+            (directory / name).write_bytes(content)
+        for name, target in _LINKS.items():
+            # Not a symbolic link, which could lead elsewhere; and not a copy, which would be loaded as a second driver.
+            os.link(directory / target, directory / name)
 
-    return Build(LIBRARIES_FOLDER + _source_digest(), _FILES, make)
+    return Build(LIBRARIES_FOLDER + _source_digest(), (*_FILES, *_translator_sources()), make)
+
+
+def _prebuilt() -> Traversable | None:
+    """Return the folder of the compiled libraries in the installed package, which may be in a zip archive; None without one."""
+    folder = _package().joinpath(PREBUILT_FOLDER, Path(_libraries().name).name)
+    return folder if folder.is_dir() else None
 
 
 def _find_build() -> Path | None:
@@ -177,11 +225,15 @@ def _checked(root: Path) -> Path:
     return root
 
 
+def _package() -> Traversable:
+    from importlib import resources
+
+    return resources.files(__name__.rpartition(".")[0])
+
+
 @functools.cache
 def _sources() -> dict[str, bytes]:
     """Read the sources, which may be in a zip archive, by their paths below ``native``, and write the header of settings."""
-    from importlib import resources
-
     sources: dict[str, bytes] = {HEADER_NAME: header()}
 
     def read(folder: Traversable, path: str) -> None:
@@ -191,7 +243,26 @@ def _sources() -> dict[str, bytes]:
             elif entry.name.endswith((".c", ".h", ".map", ".in")):
                 sources[path + entry.name] = entry.read_bytes()
 
-    read(resources.files(__name__.rpartition(".")[0]) / "native", "")
+    read(_package() / "native", "")
+    return dict(sorted(sources.items()))
+
+
+@functools.cache
+def _translator_sources() -> dict[str, bytes]:
+    """Read the translator of kernels, and what translated kernels include, by their paths in the build."""
+    sources: dict[str, bytes] = {}
+
+    def read(folder: Traversable, path: str) -> None:
+        for entry in folder.iterdir():
+            if entry.is_dir() and entry.name != "__pycache__":
+                read(entry, f"{path}{entry.name}/")
+            elif entry.name.endswith(".py"):
+                sources[path + entry.name] = entry.read_bytes()
+
+    read(_package() / "_ptx", "translator/_ptx/")
+    for name, content in _sources().items():
+        if name == _KERNEL_RUNS or (name.startswith("kernels/") and name.endswith(".h")):
+            sources[f"translator/native/{name}"] = content
     return dict(sorted(sources.items()))
 
 
@@ -199,7 +270,7 @@ def _sources() -> dict[str, bytes]:
 def _source_digest() -> str:
     """Hash the sources and compiler flags."""
     digest = hashlib.sha256(repr((_FLAGS, _LIBRARIES, _LINKS, _ABSENT)).encode())
-    for name, content in _sources().items():
+    for name, content in (*_sources().items(), *_translator_sources().items()):
         digest.update(f"{name} {len(content)}\n".encode() + content)
     return digest.hexdigest()[:16]
 
@@ -221,8 +292,6 @@ def _compiler() -> tuple[str, ...]:
 def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     """Compile all libraries into the layout below a directory, two at a time."""
     announce(_ANNOUNCEMENT)
-    for name in _ABSENT:
-        (scratch_directory / name).touch()
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():
             file = Path(scratch, name)
@@ -231,9 +300,6 @@ def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
         jobs = [pool.submit(_compile, compiler, library, scratch_directory, Path(scratch)) for library in _LIBRARIES]
         for job in jobs:
             job.result()
-    for name, target in _LINKS.items():
-        # Not a symbolic link, which could lead elsewhere; and not a copy, which would be loaded as a second driver.
-        os.link(scratch_directory / target, scratch_directory / name)
 
 
 def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Path, scratch: Path) -> None:
@@ -253,7 +319,7 @@ def _compile(compiler: tuple[str, ...], library: _Library, scratch_directory: Pa
     if library.version_script:
         flags += [f"-Wl,-soname,{output.name}", f"-Wl,--version-script={script}"]
     boundary = boundary_flag(lambda name: (scratch / name).read_bytes())
-    command = [*compiler, *flags, boundary, f"-I{scratch}", "-o", str(output), *sources, "-ldl"]
+    command = [*compiler, *flags, boundary, f"-I{scratch}", "-o", str(output), *sources, "-ldl", "-lm"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, errors="replace", check=False)
     except OSError as error:

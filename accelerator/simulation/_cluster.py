@@ -59,13 +59,14 @@ def node_environments(machine: Mapping[str, str], nodes: int, folder: Path) -> l
     ]
 
 
-def run(command: list[str], environments: list[dict[str, str]]) -> int:
+def run(caller: str, command: list[str], environments: list[dict[str, str]]) -> int:
     """Run a command on each node, and return 0 or the exit status of the first node that failed.
 
     Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended.
     When all nodes have ended, the processes that their commands left behind are ended. If this process is killed, all end.
 
     Args:
+        caller: What runs it, such as ``python -m accelerator simulate``: messages begin with it.
         command: The program and its arguments.
         environments: The environment of each node.
     """
@@ -76,9 +77,9 @@ def run(command: list[str], environments: list[dict[str, str]]) -> int:
             for node, child in enumerate(environments):
                 nodes[_start(node, command, {**child, **variables}, signals, output)] = node
         except _run.CannotStart as problem:
-            _run.report(str(problem))
+            _run.report(caller, str(problem))
             failure = problem.status
-        return _wait(nodes, failure, signals)
+        return _wait(caller, nodes, failure, signals)
 
 
 def _free_port() -> int:
@@ -102,7 +103,7 @@ def _start(node: int, command: list[str], child: Mapping[str, str], signals: _ru
         return _run.start(command, child, signals, actions)
 
 
-def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
+def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
     """Wait until all nodes have ended, and return the status of the first that failed."""
     next_signal, send_at = signal.SIGTERM, None
     is_signalled = False
@@ -112,7 +113,7 @@ def _wait(nodes: dict[int, int], failure: int, signals: _run.Signals) -> int:
             if ended:
                 node, code = nodes.pop(pid), _run.shell_status(status)
                 if code and not failure and nodes and not is_signalled:
-                    _run.report(f"node {node} failed with status {code}; ending the others")
+                    _run.report(caller, f"node {node} failed with status {code}; ending the others")
                 failure = failure or code
         if not nodes:
             return failure

@@ -24,9 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["environment", "is_simulated", "unavailable_reason"]
 
 RACES_SUFFIX = ".races"
-"""Ends the name of the file beside a machine's state that has a line for each race of its processes."""
-PROBLEM_SUFFIX = ".problem"
-"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
+"""Ends the name of the file beside a machine's state that has an entry for each race of its processes."""
 _MEMORY, _CAPABILITY = "8GiB", "9.0"
 _INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
@@ -98,6 +96,7 @@ def environment(
     state: str | os.PathLike[str] | None = None,
     compute: bool = True,
     fill: Literal["zero", "nan"] = "zero",
+    kernels: Literal["run", "refuse"] = "run",
     triton: bool = True,
     compile: Literal["cpp", "triton"] = "cpp",
     races: Literal["report", "raise"] | None = None,
@@ -140,7 +139,10 @@ def environment(
             zero if nothing was written. Device memory then needs no host memory. Copies of over 1 MiB are not performed,
             and random fills of CPU tensors of over 1 MiB write nothing. An op whose shapes torch cannot infer raises
             NotImplementedError. Kernels of extensions launch and do nothing.
-        fill: Content of new device memory. "nan" fills it with NaN bytes, which exposes reads of uninitialized memory.
+        fill: Content of new device memory, and of the shared memory of kernels. "nan" fills it with NaN bytes, which exposes
+            reads of uninitialized memory.
+        kernels: What launches of kernels do that are not torch's own: "run" translates their PTX to C, compiles that once
+            and runs it on the CPU; "refuse" lets them fail.
         triton: Whether Triton kernels run, in Triton's interpreter. If not, launching one fails.
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
             Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
@@ -197,6 +199,10 @@ def environment(
             machine["race_file"] = machine["state"] + RACES_SUFFIX
     result = _without_simulation(os.environ if base is None else base)
     root = _build.ensure_built()
+    machine["python"] = sys.executable
+    cache = _build.kernel_cache()
+    if cache is not None:
+        machine["kernel_cache"] = str(cache)
     _prepend(result, "LD_PRELOAD", [root / library for library in _build.PRELOADED])
     driver_root, nvml_root = (root / "absent" if word == "absent" else root for word in (driver, nvml))
     _prepend(result, "LD_LIBRARY_PATH", [driver_root / "driver", nvml_root / "nvml"])

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KnownGpu", "find", "names"]
+__all__ = ["KnownGpu", "find", "names", "smallest"]
 
 _MIB = 2**20
 
@@ -83,6 +83,12 @@ def find(name: str) -> KnownGpu | None:
     wanted = name.casefold()
     short_name = wanted.removeprefix("nvidia ").removeprefix("geforce ").replace(" ", "")
     return next((gpu for short, gpu in _GPUS.items() if short.casefold() == short_name or gpu.name.casefold() == wanted), None)
+
+
+def smallest(memory: int) -> str | None:
+    """Return the short name of the GPU with the least memory that has this many bytes for programs; None if none has."""
+    fitting = [(gpu.memory, name) for name, gpu in _GPUS.items() if gpu.memory >= memory]
+    return min(fitting)[1] if fitting else None
 
 
 def names() -> str:

@@ -18,6 +18,7 @@ __all__ = [
     "DeviceRecord",
     "MissingValue",
     "OutOfMemory",
+    "Peak",
     "ProcessRecord",
     "Rank",
     "Statistics",
@@ -57,13 +58,23 @@ class OutOfMemory(NamedTuple):
     where: str | None
 
 
+class Peak(NamedTuple):
+    """What held a device's memory when the process took the most: the line that did, and bytes by category and by line."""
+
+    where: str | None
+    allocated: int
+    held: list[int]
+    lines: list[list[Any]]
+
+
 class DeviceRecord(NamedTuple):
-    """What a process used of a device, and the size of its memory."""
+    """What a process used of a device, and the size of its memory, beyond which a rehearsal goes on."""
 
     device: int
     statistics: Statistics
     total: int
     out_of_memory: OutOfMemory | None
+    peak: Peak | None = None
 
 
 class MissingValue(NamedTuple):
@@ -187,9 +198,11 @@ def _read_rank(file: Path) -> Rank:
     return Rank(record.rank or 0, record, status, sorted(curves), snapshot if snapshot.exists() else None)
 
 
-def _read_device(device: int, statistics: dict[str, int], total: int, out_of_memory: dict[str, Any] | None) -> DeviceRecord:
+def _read_device(
+    device: int, statistics: dict[str, int], total: int, out_of_memory: dict[str, Any] | None, peak: dict[str, Any] | None
+) -> DeviceRecord:
     failure = None if out_of_memory is None else OutOfMemory(**out_of_memory)
-    return DeviceRecord(device, Statistics(**statistics), total, failure)
+    return DeviceRecord(device, Statistics(**statistics), total, failure, None if peak is None else Peak(**peak))
 
 
 def _read_status(file: Path) -> int | None:

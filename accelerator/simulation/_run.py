@@ -38,13 +38,14 @@ class Signals(NamedTuple):
     """What was blocked before; a command starts with this."""
 
 
-def run(command: list[str], child: Mapping[str, str], name: str = "simulate") -> int:
+def run(caller: str, command: list[str], child: Mapping[str, str]) -> int:
     """Run a command and return its exit status as a shell does.
 
     Signals that other processes send to this one are forwarded to the command. If this process is killed, the command ends too,
     with all processes that it has started.
 
     Args:
+        caller: What runs it, such as ``python -m accelerator simulate``: messages begin with it.
         command: The program and its arguments.
         child: The environment of the command.
         name: The word of the command line that starts it, for errors.
@@ -53,7 +54,7 @@ def run(command: list[str], child: Mapping[str, str], name: str = "simulate") ->
         try:
             pid = start(command, {**child, **variables}, signals)
         except CannotStart as problem:
-            report(str(problem), name)
+            report(caller, str(problem))
             return problem.status
         while True:
             ended, status = os.waitpid(pid, os.WNOHANG)
@@ -118,6 +119,6 @@ def shell_status(status: int) -> int:
     return code if code >= 0 else _SIGNALLED - code
 
 
-def report(message: str, name: str = "simulate") -> None:
+def report(caller: str, message: str) -> None:
     """Print one line that says what is wrong."""
-    print(f"python -m accelerator {name}: {message}", file=sys.stderr)
+    print(f"{caller}: {message}", file=sys.stderr)

@@ -39,6 +39,7 @@ __all__ = [
     "LIMITS",
     "PARAMETERS",
     "PREFIX",
+    "PROBLEM_SUFFIX",
     "SETTINGS",
     "Option",
     "Setting",
@@ -53,6 +54,9 @@ PREFIX = "ACCELERATOR_SIM_"
 
 LIBRARIES_FOLDER = "accelerator/simulation-"
 """The path of the compiled libraries below the user's cache directory begins so; the hash of their sources follows."""
+
+PROBLEM_SUFFIX = ".problem"
+"""Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 
 LIMITS = {
     "GPUS": 128,  # of a machine
@@ -224,8 +228,15 @@ PARAMETERS = (
         "fill",
         Choice("zero", "nan"),
         default="zero",
-        readers=_CONFIG,
-        simulate=Option("content of new device memory; nan exposes reads of uninitialized memory (default: zero)"),
+        readers=(*_CONFIG, "libcudart"),
+        simulate=Option("content of new device and shared memory; nan exposes reads of uninitialized memory (default: zero)"),
+    ),
+    Setting(
+        "kernels",
+        Choice("run", "refuse"),
+        default="run",
+        readers=("libcudart",),
+        simulate=Option("kernels that are not torch's own: run translates their PTX, refuse lets launches fail (default: run)"),
     ),
     Setting(
         "triton",
@@ -310,7 +321,7 @@ _VARIABLES = (
     # The number of a node of a cluster.
     Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), readers=("kernels",), is_read_early=True),
+    Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.
     Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
     # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.
@@ -321,7 +332,11 @@ _VARIABLES = (
     Setting("race_test", ValueType(), readers=("libcudart",)),
     # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
     Setting("init_delay", ValueType(), readers=_CONFIG, fallback=""),
+    # The interpreter that translates kernels, and the directory for what it makes.
+    Setting("python", ValueType(), readers=("libcudart",)),
+    Setting("kernel_cache", ValueType(), readers=("libcudart",)),
     # Variables that users set.
+    Setting("kernel_timeout", ValueType(), readers=("libcudart",), is_set_by_user=True, fallback="60"),
     Setting("nccl_timeout", ValueType(), readers=("libnccl",), is_set_by_user=True, fallback="600"),
     Setting("own_kernels", ValueType(), readers=("kernels",), is_read_early=True, is_set_by_user=True),
     Setting("libraries", ValueType(), readers=("kernels", "python"), is_set_by_user=True),

@@ -140,6 +140,23 @@ else:
     )
 
 
+def test_early_seeds_reach_each_device_of_a_module_that_seeds_only_the_current_one(hostacc: Server) -> None:
+    hostacc.run(
+        PRELUDE
+        + """
+del module.manual_seed_all
+def seeds():
+    return [generator.initial_seed() for generator in module._generators]
+for generator in module._generators:
+    generator.manual_seed(3)
+assert not initialized()
+acc.manual_seed_all(7)
+assert seeds() == [7, 7] and acc.current_device_index() == 0
+""",
+        "hidden-generators",
+    )
+
+
 def test_without_generators(hostacc: Server) -> None:
     hostacc.run(
         PRELUDE

@@ -24,7 +24,7 @@ def test_vendor_table_columns_take_effect(hostacc: Server) -> None:
 from types import SimpleNamespace
 from accelerator._machine import triton
 from accelerator._torch import bindings
-row = accelerators.Accelerator(
+row = accelerators.Vendor(
     "hostacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
     handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True, range_module="ranges",
 )
@@ -94,7 +94,7 @@ module.clock_rate = clock_rate
 # The unit of the figures is unknown, because the vendor table has no entry for the module.
 with pytest.raises(RuntimeError, match="Host accelerator 0"):
     acc.utilization(0)
-row = accelerators.Accelerator("hostacc", telemetry={"utilization": 1, "power_draw": 1000, "clock_rate": 1})
+row = accelerators.Vendor("hostacc", telemetry={"utilization": 1, "power_draw": 1000, "clock_rate": 1})
 accelerators._TABLE["hostacc"] = row
 assert acc.utilization(0) == acc.utilization("hostacc:0") == acc.utilization() == 42
 assert acc.power_draw() == 12_500 and acc.device_memory_used() == 2
@@ -130,7 +130,7 @@ def test_memory_figures(hostacc: Server) -> None:
 from types import SimpleNamespace
 from accelerator._machine import host_memory
 acc.init()
-accelerators._TABLE["hostacc"] = accelerators.Accelerator("hostacc", memory_limits=("Limit", "InUse"))
+accelerators._TABLE["hostacc"] = accelerators.Vendor("hostacc", memory_limits=("Limit", "InUse"))
 module.memory = SimpleNamespace(memory_stats=lambda index: {"Limit": 50 + index, "InUse": 20})
 assert acc.get_memory_info(1) == (31, 51) and acc.total_memory() == 50 and acc.available_memory() == 30
 

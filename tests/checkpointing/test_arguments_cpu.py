@@ -267,6 +267,7 @@ def test_custom_offload_engine() -> None:
 
         def __init__(self) -> None:
             self.taken = []
+            self.restored: list[int] = []
 
         def offload_input(self, tensor: torch.Tensor) -> int | None:
             if tensor.numel() < 3:
@@ -275,12 +276,13 @@ def test_custom_offload_engine() -> None:
             return len(self.taken) - 1
 
         def restore_input(self, token: int) -> torch.Tensor:
+            self.restored.append(token)
             return self.taken[token]
 
-    engine, a, small = Engine(), torch.ones(4, requires_grad=True), torch.ones(2)
-    args = [a, "mask", a, small, torch.arange(4)]
+    engine, a, small, b = Engine(), torch.ones(4, requires_grad=True), torch.ones(2), torch.full((5,), 2.0)
+    args = [a, "mask", a, small, torch.arange(4), b]
     kept = checkpointing.get_offloaded_activations_for_backward(args, engine)
-    assert len(engine.taken) == 1
+    assert len(engine.taken) == 2
     assert kept[0] is kept[2]
     assert kept[0].numel() == 0
     assert a.numel() == 4
@@ -289,4 +291,9 @@ def test_custom_offload_engine() -> None:
     assert kept[4] is args[4]
     back = checkpointing.restore_offloaded_activations(kept, engine)
     assert torch.equal(back[0], a)
+    assert torch.equal(back[5], b)
     assert back[0].requires_grad
+    assert engine.restored == [0, 1]  # an engine may free what it has restored
+    assert checkpointing.restore_offloaded_activations(kept, engine) is kept
+    assert engine.restored == [0, 1]
+    assert torch.equal(back[0], a)

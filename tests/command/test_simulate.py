@@ -137,7 +137,7 @@ def test_output_and_later_arguments_are_the_commands() -> None:
         (["--compile", "ptx", "--", "true"], 2, "invalid choice: 'ptx'"),
         (["--driver", "new", "--", "true"], 2, "invalid choice: 'new'"),
         (["--gpu", "2", "--", "true"], 2, "--gpu"),
-        (["--", "no-such-command"], 127, "no-such-command: command not found"),
+        (["--", "no-such-command"], 127, "python -m accelerator simulate: no-such-command: command not found"),
         (["--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
     ],
 )
@@ -148,11 +148,28 @@ def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.parametrize("folder", ["here", "{}/there"])
+def test_build_prints_an_absolute_path(
+    folder: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from accelerator._command import simulate as command
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(command._build, "platform_problem", lambda: None)
+    monkeypatch.setattr(command._build, "build", lambda root: root / "libraries")
+    monkeypatch.setattr(command, "_build_engine_into", lambda root: print(root))
+    assert command.main(["--build", folder.format(tmp_path)]) == 0
+    root = tmp_path / folder.rpartition("/")[2]
+    assert capsys.readouterr().out.splitlines() == [str(root / "libraries"), str(root)]
+
+
 def test_help_lists_every_option() -> None:
     done = simulate("--help")
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
-    options = "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill no-triton compile races build"
+    options = (
+        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile races build"
+    )
     assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == {*options.split(), "late-copies"}
 
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accelerator._machine import amdsmi, child_process, discovery_cache, imports, nvml, probe, torch_probe
+from accelerator._machine import amdsmi, child_process, discovery_cache, driver_probe, imports, nvml, torch_probe
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
 from tests.programs import in_child
 from tests.support.discovery import evaluate_simulated, on_simulated_gpus
@@ -55,7 +55,7 @@ def test_handles_follow_the_order_of_devices_until_it_is_certain() -> None:
 
 LOCKS = [
     (nvml, "_lock"),
-    (probe, "_lock"),
+    (driver_probe, "_lock"),
     (torch_probe, "_lock"),
     (amdsmi, "_lock"),
     (imports, "_gate"),

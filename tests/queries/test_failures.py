@@ -193,18 +193,18 @@ def test_strict_queries_do_not_change_other_results() -> None:
 
 RECOVERS = """
     import resource, subprocess  # imported with the real clock
-    from accelerator._machine import probe
+    from accelerator._machine import driver_probe
     now = [0.0]
     time.monotonic = lambda: now[0]
     if sys.argv[1] == "deadline":
-        probe.DEADLINE_S = 0.01
+        driver_probe.DEADLINE_S = 0.01
     elif sys.argv[1] == "files":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         acc.device_count, acc.refresh()  # imports their modules
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
     first, reason = acc.device_count(), acc.unavailable_reason()
-    probe.DEADLINE_S = 60
+    driver_probe.DEADLINE_S = 60
     if sys.argv[1] == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     left = True
@@ -237,14 +237,14 @@ def test_environment_changed_during_a_probe() -> None:
     """The environment changes while another thread waits for a slow child process."""
     program = """
         import threading
-        from accelerator._machine import driver_child, probe
-        slow = probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
-        source, has_started, results = probe._source, threading.Event(), []
-        probe._source = lambda: has_started.set() or slow
+        from accelerator._machine import driver_child, driver_probe
+        slow = driver_probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
+        source, has_started, results = driver_probe._source, threading.Event(), []
+        driver_probe._source = lambda: has_started.set() or slow
         thread = threading.Thread(target=lambda: results.append(len(acc.visible_devices())))
         thread.start()
         assert has_started.wait(60)
-        probe._source = source
+        driver_probe._source = source
         os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         thread.join()
         print(json.dumps([results, acc.device_count(), len(acc.visible_devices()), acc.device_count()]))
@@ -393,11 +393,11 @@ def test_concurrent_queries_share_one_probe(tmp_path: Path) -> None:
 
 def test_no_probe_if_the_variable_hides_every_device() -> None:
     program = """
-        from accelerator._machine import probe
+        from accelerator._machine import driver_probe
         values = ["", "-1", "x", "0,0", "GPU-a,GPU-a"]
         observed = [acc.visible_devices({"CUDA_VISIBLE_DEVICES": value}) for value in values]
-        hidden = len(probe._results)
-        print(json.dumps([observed, hidden, len(acc.visible_devices()), len(probe._results)]))
+        hidden = len(driver_probe._results)
+        print(json.dumps([observed, hidden, len(acc.visible_devices()), len(driver_probe._results)]))
     """
     for nvml in ("present", "absent"):
         assert run_program(program, gpus=2, name=["A", "B"], nvml=nvml) == [[[]] * 5, 0, 2, 1]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.support import ROOT, python, simulated_environment
+from tests.support import ROOT, plain_environment, python, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 PACKAGE = ROOT / "accelerator"
@@ -105,6 +105,36 @@ def test_zipped_package(layer: str, tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+def test_compiled_package_needs_no_compiler_and_no_home(tmp_path: Path) -> None:
+    """As in a container: a wheel that contains the libraries, no compiler, no home, a package that nothing is written to."""
+    from accelerator.simulation import _build
+
+    package, built = tmp_path / "site/accelerator", _build.ensure_built()
+    shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
+    for path in _build.COMPILED:
+        target = package / "simulation" / _build.PREBUILT_FOLDER / built.name / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(built / path, target)  # without the mode of a program, which an archive may lose
+    (tmp_path / "temporary").mkdir()
+    variables = {"PATH": "", "HOME": "/proc/none", "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(package.parent)}
+    environment = {**plain_environment(), **variables, "PYTHONDONTWRITEBYTECODE": "1"}
+    environment.pop("XDG_CACHE_HOME", None)
+    files = sorted(package.rglob("*"))
+    program = "import accelerator as acc; print(acc.device_count(), acc.__file__)"
+    simulate = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", sys.executable, "-c", program]
+    for _ in range(2):
+        done = subprocess.run(simulate, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+        assert (done.stdout, done.stderr, done.returncode) == (f"2 {package / '__init__.py'}\n", "", 0)
+    assert sorted(package.rglob("*")) == files
+
+    # The libraries of other sources are not used.
+    with (package / "simulation/native/smi/main.c").open("a") as source:
+        source.write("/* changed */\n")
+    done = subprocess.run(simulate, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=200, check=False)
+    assert (done.returncode, "need a C compiler" in done.stderr) == (2, True), done.stderr
+
+
+@on_simulated_gpus
 def test_probe_ignores_working_directory_and_pythonpath(tmp_path: Path) -> None:
     """A child process ignores modules in its parent's working directory, and the variables of Python."""
     (tmp_path / "json.py").write_text("raise SystemExit('not the json of the library')")
@@ -116,7 +146,7 @@ def test_probe_ignores_working_directory_and_pythonpath(tmp_path: Path) -> None:
         sys.executable,
         "-S",
         "-c",
-        program + "import accelerator; from accelerator._machine import probe; print(len(probe.run({}).devices))",
+        program + "import accelerator; from accelerator._machine import driver_probe; print(len(driver_probe.run({}).devices))",
     ]
     done = subprocess.run(command, env=environment, cwd=tmp_path, capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.strip() == "2", done.stderr

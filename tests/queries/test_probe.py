@@ -7,9 +7,9 @@ from tests.support.discovery import evaluate_simulated, simulated_driver
 # Makes the child of a probe slow, and records the processes that are started.
 SLOW = """
     import signal, subprocess, threading, time
-    from accelerator._machine import driver_child, probe
+    from accelerator._machine import driver_child, driver_probe
 
-    source, started, children = probe._source(), threading.Event(), []
+    source, started, children = driver_probe._source(), threading.Event(), []
 
     def slow(seconds):
         text = source.replace("def main(", f"import time; time.sleep({seconds})\\ndef main(", 1)
@@ -29,15 +29,15 @@ def test_a_child_forked_during_a_probe_can_probe() -> None:
     program = (
         SLOW
         + """
-    probe._source = slow(3)
-    thread = threading.Thread(target=lambda: probe.run({}))
+    driver_probe._source = slow(3)
+    thread = threading.Thread(target=lambda: driver_probe.run({}))
     thread.start()
     assert started.wait(60)
-    probe._source = lambda: source
+    driver_probe._source = lambda: source
 
     def query():
         signal.alarm(20)
-        return len(probe.run({}, use=True).devices)
+        return len(driver_probe.run({}, use=True).devices)
 
     print(json.dumps(in_child(query)))
     thread.join()
@@ -50,7 +50,7 @@ def test_a_child_forked_during_a_probe_can_probe() -> None:
 def test_variable_removed_while_a_probe_is_started() -> None:
     program = """
     from collections import UserDict
-    from accelerator._machine import probe, torch_probe
+    from accelerator._machine import driver_probe, torch_probe
 
     class Changing(UserDict):
         def __iter__(self):
@@ -59,7 +59,7 @@ def test_variable_removed_while_a_probe_is_started() -> None:
             return iter(names)
 
     os.environ = Changing({**os.environ, "REMOVED": "1"})
-    devices = len(probe.run({}).devices)
+    devices = len(driver_probe.run({}).devices)
     os.environ["REMOVED"] = "1"
     torch_probe._run_child = lambda environment: "ran"
     print(json.dumps([devices, torch_probe.run()]))
@@ -71,10 +71,10 @@ def test_variable_removed_while_a_probe_is_started() -> None:
 def test_probe_runs_while_tokenize_is_partially_imported() -> None:
     program = """
     from types import ModuleType
-    from accelerator._machine import probe
+    from accelerator._machine import driver_probe
 
     sys.modules["tokenize"] = ModuleType("tokenize")
-    print(json.dumps(len(probe.run({}).devices)))
+    print(json.dumps(len(driver_probe.run({}).devices)))
     """
     assert evaluate_simulated(program, gpus=2) == 2
 
@@ -84,8 +84,8 @@ def test_a_child_that_misses_the_deadline_is_killed() -> None:
     program = (
         SLOW
         + """
-    probe._source, probe.DEADLINE_S = slow(600), 0.5
-    result = probe.run({})
+    driver_probe._source, driver_probe.DEADLINE_S = slow(600), 0.5
+    result = driver_probe.run({})
     (child,) = children
     print(json.dumps([result.error, child.returncode]))
     """

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from accelerator._machine import probe, usability
+from accelerator._machine import driver_probe, usability
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, PhysicalGpu
 from accelerator._machine.driver_child import DriverDevice
 
@@ -23,7 +23,7 @@ def probed(errors: list[str | None], *, owned: set[int] = frozenset(), order: li
     count = len(errors)
     order = list(range(count)) if order is None else order
     driver = tuple(DriverDevice(f"uuid-{i}", f"GPU {i}", None, None, None) for i in order)
-    result = probe.ProbeResult(None, (13, 0), driver, tuple(errors[i] for i in order))
+    result = driver_probe.ProbeResult(None, (13, 0), driver, tuple(errors[i] for i in order))
     backend: Any = SimpleNamespace(probe_usability=lambda result_, refresh: result, has_context=lambda index: index in owned)
     devices = tuple(DiscoveredDevice(PhysicalGpu(i, None, f"GPU-uuid-{i}", f"GPU {i}")) for i in range(count))
     return DiscoveryResult(count, None, "a test", devices, environment={}, accelerator_type="cuda", backend=backend)

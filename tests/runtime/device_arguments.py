@@ -68,6 +68,7 @@ MORE_FUNCTIONS: dict[str, Callable[[Any], Any]] = {
     "set_rng_state": lambda device: acc.set_rng_state(torch.zeros(0, dtype=torch.uint8), device),
     "telemetry": lambda device: acc.telemetry(device),
     "temperature": lambda device: acc.temperature(device),
+    "use_mem_pool": lambda device: _enter(acc.use_mem_pool(None, device)),
     "utilization": lambda device: acc.utilization(device),
     # Deprecated functions, which warn.
     "max_memory_cached": lambda device: acc.max_memory_cached(device),

@@ -68,9 +68,10 @@ def test_each_device_reuses_its_own_capture_stream() -> None:
     assert [stream.device_index for stream in streams] == [0, 1, 0]
 
 
-def test_capture_uses_given_stream_and_pool() -> None:
+@pytest.mark.parametrize("make", [acc.create_graph, torch.cuda.CUDAGraph])
+def test_capture_uses_given_stream_and_pool(make: Any) -> None:
     pool, stream = acc.graph_pool_handle(), torch.cuda.Stream()
-    first, second = acc.create_graph(), acc.create_graph()
+    first, second = make(), make()
     with acc.capture_to_graph(first, pool, stream):
         assert torch.cuda.current_stream() == stream
         kept = torch.ones(1024, device="cuda")
@@ -181,6 +182,60 @@ def test_graphed_callable_has_output_shape_and_gradients() -> None:
     result.sum().backward()
     assert module.weight.grad is not None
     assert module.weight.grad.shape == (3,)
+
+
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream")
+@pytest.mark.parametrize("allow_unused_input", [False, True])
+@pytest.mark.parametrize("num_warmup_iters", [1, 2, 5])
+def test_options_of_graphed_callables(num_warmup_iters: int, allow_unused_input: bool) -> None:
+    calls: list[None] = []
+
+    def function(used: torch.Tensor, unused: torch.Tensor) -> torch.Tensor:
+        calls.append(None)
+        return used * 2
+
+    samples = tuple(torch.ones(2, device="cuda", requires_grad=True) for _ in range(2))
+    options: dict[str, Any] = {"num_warmup_iters": num_warmup_iters, "allow_unused_input": allow_unused_input}
+    if allow_unused_input:
+        pool = acc.graph_pool_handle()
+        made = acc.make_graphed_callables(function, samples, **options, pool=pool)
+        assert len(calls) == num_warmup_iters + 1, "the last call is captured"
+        assert made(*samples).tolist() == [2.0, 2.0]
+        assert tuple(pool) in {tuple(segment["segment_pool_id"]) for segment in torch.cuda.memory_snapshot()}
+    else:
+        with pytest.raises(RuntimeError, match="appears to not have been used in the graph"):
+            acc.make_graphed_callables(function, samples, **options)
+        assert len(calls) == 1, "the first backward raises"
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: acc.capture_to_graph(3), "capture_to_graph() takes a graph, not int"),
+        (lambda: acc.replay_graph("x"), "replay_graph() takes a graph, not str"),
+        (
+            lambda: acc.make_graphed_callables(3, ()),  # type: ignore[arg-type]
+            "make_graphed_callables() takes a callable or a tuple of them, not int",
+        ),
+        (
+            lambda: acc.make_graphed_callables((len, 3), ((), ())),  # type: ignore[arg-type]
+            "make_graphed_callables() takes a callable or a tuple of them, not int",
+        ),
+        (lambda: acc.make_graphed_callables(len, []), "sample_args must be a tuple, not list"),  # type: ignore[arg-type]
+    ],
+)
+def test_wrong_types_word_by_word(call: Callable[[], object], message: str) -> None:
+    with pytest.raises(TypeError) as caught:
+        call()
+    assert str(caught.value) == message
+
+
+def test_capture_frees_unused_memory_first() -> None:
+    torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    before = torch.cuda.memory_reserved()
+    with acc.capture_to_graph(acc.Graph()):
+        torch.ones(1, device="cuda")
+        assert torch.cuda.memory_reserved() <= before - 62 * 2**20
 
 
 def test_graphed_callables_keep_their_order() -> None:

@@ -54,6 +54,7 @@ def use_values() -> None:
     reading: acc.Telemetry = acc.telemetry(acc.visible_devices()[0])
     users: tuple[acc.Process, ...] = acc.processes()
     simulated: bool = acc.simulation.is_simulated()
+    failure: type[Exception] = acc.OutOfMemoryError
     races: tuple[acc.simulation.Race, ...] = acc.simulation.races()
     total: torch.Tensor = acc.checkpointing.checkpoint(torch.add, torch.ones(1), torch.ones(1))
     total = acc.checkpointing.non_reentrant_checkpoint(torch.add, total, total)
@@ -63,7 +64,7 @@ def use_values() -> None:
     times: dict[str, acc.checkpointing.RegionTimes] = acc.checkpointing.region_times(clear=True)
     devices: tuple[acc.Device, acc.VisibleDevice, acc.PhysicalDevice]
     devices = "cuda:1", acc.visible_devices()[0], acc.physical_devices()[0]
-    print(module, version, domain, reading, users, simulated, races, total, times, devices)
+    print(module, version, domain, reading, users, simulated, failure, races, total, times, devices)
 """
 
 

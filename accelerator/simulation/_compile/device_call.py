@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .._kernels import accesses, capture
+from .._kernels import accesses, capture, runtime
 from .._kernels.aliases import cpu_alias
 
 __all__ = ["DeviceCall"]
@@ -41,10 +41,10 @@ class DeviceCall:
 
     def _call(self, inputs: list[Any]) -> list[Any]:
         cpu_inputs = [cpu_alias(value) if _is_cuda(value) else value for value in inputs]
-        if capture.streams_need_checks.value:
+        if runtime.streams_need_checks.value:
             devices = {value.device for value in inputs if _is_cuda(value)} | set(filter(None, self._devices))
             for device in devices:
-                if device.type == "cuda" and capture.wait_unless_capturing(device):
+                if device.type == "cuda" and runtime.wait_unless_capturing(device):
                     return self._record(inputs, cpu_inputs, device)
         return self._run(inputs, cpu_inputs)[0]
 

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-from .._kernels import bindings, capture
+from .._kernels import bindings, runtime
 
 __all__ = [
     "NAMESPACE",
@@ -199,7 +199,7 @@ def run_on_device(
 
     def run(*args: Any, **kwargs: Any) -> Any:
         with torch.cuda.device(device):
-            if capture.wait_unless_capturing(device):
+            if runtime.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
             args, kwargs = _map_arguments(to_device, arguments, args, kwargs)
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import inspect
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -18,10 +17,11 @@ from typing import Any
 
 import torch
 
-from .._kernels import capture
+from .._kernels import capture, runtime
 from .._kernels.aliases import cpu_alias
 from .triton_accesses import hook_accesses
 from .triton_bfloat16 import hook_bfloat16
+from .triton_repairs import repair_interpreter
 
 __all__ = ["hook_autotuner", "hook_interpreter", "on_cpu_tensors"]
 
@@ -84,7 +84,7 @@ def hook_interpreter(interpreter: ModuleType) -> None:
             launch(self, *args, **kwargs)
             return
         device = torch.device("cuda", torch.cuda.current_device())
-        if capture.wait_unless_capturing(device):
+        if runtime.wait_unless_capturing(device):
             arguments_on_cpu(self, args, kwargs)  # raises now what the replay could only print
             capture.put_on_stream(device, lambda: launch_captured(self, *args, **kwargs))
             return
@@ -93,89 +93,16 @@ def hook_interpreter(interpreter: ModuleType) -> None:
     executor._init_args_hst = arguments_on_cpu
     executor._restore_args_dev = leave_arguments
     executor.__call__ = launch_on_stream
-    _read_written_annotations(executor)
-    _exchange_floats(interpreter)
+    # Both replace create_atomic_rmw, as `hook_accesses` above does, and call what they replace: bfloat16 is refused first, then
+    # floats are exchanged as integers, then the access is recorded.
+    repair_interpreter(interpreter)
     hook_bfloat16(interpreter)
-    _let_scalars_be_indices(interpreter)
-    _keep_type_of_scalars(interpreter)
-    _convert_floats(interpreter)
     kernel: Any = interpreter.InterpretedFunction
     if hasattr(kernel, "run"):
         _break_graphs(kernel, "run")
     else:  # Triton 3.4: each kernel has a function `run` of its own, and kernel[grid] returns the executor
         _break_graphs(kernel, "__getitem__")
         _break_graphs(executor, "__call__")
-
-
-def _read_written_annotations(executor: Any) -> None:
-    """Let a parameter annotated with the text "tl.constexpr" be constant, as in Triton's compiler."""
-    original = executor.__init__
-
-    def initialize(self: Any, fn: Any, arg_names: Any, *args: Any, **kwargs: Any) -> None:
-        original(self, fn, arg_names, *args, **kwargs)
-        annotations = inspect.get_annotations(fn)
-        self.constexprs = [name for name in arg_names if name in self.constexprs or "constexpr" in str(annotations.get(name))]
-
-    executor.__init__ = initialize
-
-
-def _let_scalars_be_indices(interpreter: Any) -> None:
-    """Let a scalar bound a loop: from NumPy 2.4 on, int() refuses the array of one element that Triton before 3.7 gives it.
-
-    https://github.com/triton-lang/triton/issues/9171
-    """
-    patch_tensor = interpreter._patch_lang_tensor
-
-    def index(self: Any) -> int:
-        return int(self.handle.data.squeeze())
-
-    def patch_tensor_and_index(tensor: Any, *scope: Any) -> None:
-        patch_tensor(tensor, *scope)  # the scope of Triton 3.6 and later restores the attributes after the launch
-        tensor.__index__ = index
-
-    interpreter._patch_lang_tensor = patch_tensor_and_index
-
-
-def _keep_type_of_scalars(interpreter: Any) -> None:
-    """Let a scalar that becomes a block keep its type: for the interpreter, a comparison has the type of what is compared."""
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-    splat = builder.create_splat
-
-    def create_splat(self: Any, *args: Any) -> Any:
-        block = splat(self, *args)
-        scalar = next(each for each in args if isinstance(each, handle))
-        block.data = block.data.astype(scalar.data.dtype, copy=False)
-        return block
-
-    builder.create_splat = create_splat
-
-
-def _exchange_floats(interpreter: Any) -> None:
-    """Let a kernel exchange floats atomically: the interpreter exchanges integers only, so it gets the floats' bits."""
-    builder, handle = interpreter.InterpreterBuilder, interpreter.TensorHandle
-    original = builder.create_atomic_rmw
-
-    def create_atomic_rmw(self: Any, operation: Any, ptr: Any, value: Any, *options: Any) -> Any:
-        data = value.data
-        if operation.name != "XCHG" or data.dtype.kind != "f":
-            return original(self, operation, ptr, value, *options)
-        integer = getattr(interpreter.tl, f"uint{8 * data.itemsize}")
-        bits = original(self, operation, ptr, handle(data.view(f"u{data.itemsize}"), integer), *options)
-        return handle(bits.data.view(data.dtype), value.dtype.scalar)
-
-    builder.create_atomic_rmw = create_atomic_rmw
-
-
-def _convert_floats(interpreter: Any) -> None:
-    """Let a kernel get an argument of type float as a scalar of float32, as Triton's compiler does."""
-    convert, np, tl = interpreter._implicit_cvt, interpreter.np, interpreter.tl
-
-    def convert_float(argument: Any) -> Any:
-        if isinstance(argument, float):
-            return tl.tensor(interpreter.TensorHandle(np.array([argument], dtype=np.float32), tl.float32), tl.float32)
-        return convert(argument)
-
-    interpreter._implicit_cvt = convert_float
 
 
 def _keep_tensor(tensor: torch.Tensor, original_tensor: object = None) -> torch.Tensor:

@@ -16,7 +16,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, capture
+from . import bindings, runtime
 from .engine import engine
 
 __all__ = [
@@ -31,7 +31,7 @@ __all__ = [
     "skipped_transfer",
 ]
 
-_runtime = capture.runtime
+_runtime = runtime.library
 
 
 def _numbers(group: str, *names: str) -> list[int]:
@@ -73,7 +73,7 @@ _READING_PARTS = frozenset(
 _WRITING_PARTS = frozenset(
     (
         *("index_put_", "_index_put_impl_", "_unsafe_index_put_", "index_add_", "index_copy_", "index_fill_", "index_reduce_"),
-        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "masked_fill_", "masked_scatter_"),
+        *("scatter_", "scatter_add_", "scatter_reduce_", "put_", "masked_fill_", "masked_scatter_", "embedding_renorm_"),
     )
 )
 
@@ -84,8 +84,6 @@ _host_copy = _runtime.accelerator_simulation_race_host_copy
 _host_copy.argtypes = (
     *(ctypes.c_void_p, ctypes.c_int, ctypes.c_char_p, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int, ctypes.c_int),
 )
-_queries = _runtime.accelerator_simulation_race_queries
-_graph_calls = _runtime.accelerator_simulation_race_graph_call
 
 
 def flags_of(name: str) -> int:
@@ -101,18 +99,13 @@ def flags_of(name: str) -> int:
 
 
 def install() -> None:
-    """Let the runtime find the lines of the program, and tell it which queries are the program's. Initializes nothing."""
+    """Let the runtime find the lines of the program, and tell it what torch itself does. Initializes nothing."""
     for folder, code_owner in _FOLDERS.items():
         _runtime.accelerator_simulation_race_folder(os.fsencode(folder), code_owner)
     _write_stacks()
     os.register_at_fork(after_in_child=_write_stacks)
-    for owner in (torch.cuda.Event, torch.cuda.Stream):
-        _mark_calls(owner, "query", _queries)
-    distributed = bindings.distributed()
-    if distributed is not None:
-        _mark_calls(distributed.Work, "is_completed", _queries)
     for name in ("capture_begin", "replay"):
-        _mark_calls(torch.cuda.CUDAGraph, name, _graph_calls)
+        _mark_graph_calls(name)
     _note_resizes()
 
 
@@ -126,19 +119,19 @@ def _write_stacks() -> None:
     _runtime.accelerator_simulation_race_stacks(file, int(number))
 
 
-def _mark_calls(owner: Any, name: str, mark: Callable[[int], object]) -> None:
-    """Tell the runtime when a method runs: what it queries is the program's, or what it fills is torch's own."""
-    original = getattr(owner, name)
+def _mark_graph_calls(name: str) -> None:
+    """Tell the runtime when a method of graphs runs: what it fills is torch's own."""
+    original = getattr(torch.cuda.CUDAGraph, name)
 
     @functools.wraps(original)
     def run(*args: Any, **kwargs: Any) -> Any:
-        mark(1)
+        _runtime.accelerator_simulation_race_graph_call(1)
         try:
             return original(*args, **kwargs)
         finally:
-            mark(0)
+            _runtime.accelerator_simulation_race_graph_call(0)
 
-    setattr(owner, name, run)
+    setattr(torch.cuda.CUDAGraph, name, run)
 
 
 def _note_resizes() -> None:

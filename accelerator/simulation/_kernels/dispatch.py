@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from . import bindings, capture
+from . import bindings, runtime
 from .bindings import DispatchKey
 from .call import Call
-from .capture import streams_need_checks
 from .engine import engine
 from .ops import Op
+from .runtime import streams_need_checks
 
 __all__ = ["copy_override", "kernel_override", "run_each", "spans_devices"]
 
@@ -29,7 +29,7 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     call = Call(op)
     with bindings.without_torch_function():
         cpu_args, cpu_kwargs = call.convert(args, kwargs)
-        if streams_need_checks.value and call.device is not None and capture.wait_unless_capturing(call.device):
+        if streams_need_checks.value and call.device is not None and runtime.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
         if op.waits_for_stream(args, kwargs):
             # torch's own wait, for set_sync_debug_mode and the trace of synchronizations.
@@ -120,7 +120,7 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
             compute(self, src.expand_as(self), non_blocking)
         else:
             if streams_need_checks.value:
-                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+                runtime.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
         return self
 

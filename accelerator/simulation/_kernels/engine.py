@@ -16,7 +16,7 @@ import torch
 from .. import _settings
 from .._boundary import Boundary
 from .._engine_build import describe, ensure_built
-from . import bindings, capture
+from . import bindings, runtime
 from .argument_checks import checked_dtypes
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
@@ -24,12 +24,12 @@ from .dtypes import WITHOUT_KERNELS
 from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
 from .schemas import split
-from .versions import SPLITS, counts_versions
+from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
 
-__all__ = ["PYTHON_KEY", "engine"]
+__all__ = ["OVERRIDE_KEY", "engine"]
 
-PYTHON_KEY = bindings.parse_key("PrivateUse2")
+OVERRIDE_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 
 # Results of these ops may have parts, or a scale.
@@ -131,9 +131,9 @@ class Engine:
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, f"accelerator_engine_{name}")
             function.restype, function.argtypes = result, arguments
-        runtime = capture.runtime
-        runtime.accelerator_simulation_engine_runtime.restype = ctypes.c_void_p
-        problem = library.accelerator_engine_start(runtime.accelerator_simulation_engine_runtime())
+        engine_runtime = runtime.library.accelerator_simulation_engine_runtime
+        engine_runtime.restype = ctypes.c_void_p
+        problem = library.accelerator_engine_start(engine_runtime())
         if problem:
             raise RuntimeError(os.fsdecode(problem))
         self.boundary = Boundary(library.accelerator_engine_boundary().decode())
@@ -148,7 +148,7 @@ class Engine:
     def check_fork(self) -> None:
         """Raise torch's error in a forked child of an initialized process. In other children, the engine goes on afterwards."""
         if self._is_forked():
-            capture.raise_in_bad_fork()
+            runtime.raise_in_bad_fork()
             self._resume()
 
     def override(self, name: str) -> None:
@@ -234,7 +234,7 @@ def _positions(op: Op, names: frozenset[str]) -> int:
 
 def _load() -> Engine | None:
     """Load the engine of the installed torch, if ops compute or races are to be found."""
-    finds_races = bool(capture.runtime.accelerator_simulation_races())
+    finds_races = bool(runtime.library.accelerator_simulation_races())
     if _settings.read("compute") == "0" and not finds_races:
         return None
     path = ensure_built(describe(torch), _settings.read("libraries"), is_required=finds_races)
@@ -242,4 +242,5 @@ def _load() -> Engine | None:
 
 
 engine = _load()
-"""The engine of this process, or None if Python handles all calls: it could not be built, or ops do not compute."""
+"""The engine of this process. None if Python handles all calls: it could not be built, or it is not needed, because ops do not
+compute and races are not to be found."""

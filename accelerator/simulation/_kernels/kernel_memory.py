@@ -187,7 +187,7 @@ KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
 
 
 def _result_of_loss(arguments: _Arguments) -> list[int]:
-    """aten/src/ATen/native/BinaryOps.cpp, and cuda/Loss.cu for the cross entropy: as many elements as before the reduction"""
+    """aten/src/ATen/native/BinaryOps.cpp; binary cross entropy: cuda/Loss.cu: as many elements as before the reduction"""
     return [_count_pairs(arguments["self"], arguments["target"])]
 
 

@@ -194,7 +194,7 @@ def program_line(frames: list[FrameType]) -> str | None:
     if main is not None and main != threading.get_ident():  # a frame that refers to itself would keep its tensors alive
         stacks.append(frames_from(sys._current_frames().get(main)))
     for stack in stacks:
-        for is_program in (_is_program, _is_no_library):
+        for is_program in (_is_program, is_outside_of_torch):
             for frame in stack:
                 if is_program(frame.f_code.co_filename):
                     return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
@@ -205,7 +205,8 @@ def _is_program(name: str) -> bool:
     return not name.startswith((*_LIBRARIES, "<")) and _INSTALLED not in name
 
 
-def _is_no_library(name: str) -> bool:
+def is_outside_of_torch(name: str) -> bool:
+    """Return whether a file is neither torch's nor the simulation's nor Python's machinery."""
     return not name.startswith((*_LIBRARIES, "<frozen")) and not name.endswith("threading.py")
 
 

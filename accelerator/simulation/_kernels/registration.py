@@ -16,11 +16,12 @@ from .compositions import with_compositions
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
-from .engine import PYTHON_KEY, engine
+from .engine import OVERRIDE_KEY, engine
+from .growth import watched
 from .kernel_memory import with_kernel_memory
 from .ops import not_simulated
 from .schemas import schema_of, short_name
-from .versions import with_versions
+from .version_counters import with_versions
 from .workspaces import release_with_torch, with_workspace
 
 __all__ = ["install"]
@@ -97,8 +98,9 @@ def install(computes: bool = True) -> None:
     Args:
         computes: Whether the ops compute. If not, they allocate their results.
     """
-    kernel_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
+    make_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
+    extensions = _EXTENSIONS if computes else (*_EXTENSIONS, watched)
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
@@ -110,9 +112,9 @@ def install(computes: bool = True) -> None:
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
-            if _is_computed(name):
-                override = kernel_override(name)
-                for extend in _EXTENSIONS:
+            if _has_override(name):
+                override = make_override(name)
+                for extend in extensions:
                     override = extend(name, override)
                 _register(library, name, override)
             else:
@@ -121,11 +123,11 @@ def install(computes: bool = True) -> None:
         if not computes:
             rehearsal.zero_memory_of_compiled_code()
             for name, override in rehearsal.empty_overrides().items():
-                library.impl(name, DispatchKey.CUDA, override)
+                library.impl(name, DispatchKey.CUDA, watched(name, override))
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
-                library.impl(name, key, kernel_override(name, cpu_key))
+                library.impl(name, key, make_override(name, cpu_key))
     # Renews torch's CPU threads in a forked child, before two threads do it at once: one of them would get an error.
     bindings.call_once_initialized(torch.get_num_threads)
     random.track_registrations()
@@ -172,7 +174,7 @@ def _is_view(name: str) -> bool:
     return any(result.alias_info is not None and not result.alias_info.is_write for result in returns)
 
 
-def _is_computed(name: str) -> bool:
+def _has_override(name: str) -> bool:
     has_kernel = name in DECOMPOSITIONS or bindings.has_computed_kernel(name, "CPU")
     return has_kernel and name not in CUDNN_SELECTION
 
@@ -182,7 +184,7 @@ def _register(library: Any, name: str, override: Callable[..., Any]) -> None:
     if engine is None:
         library.impl(name, DispatchKey.CUDA, override)
         return
-    library.impl(name, PYTHON_KEY, override)
+    library.impl(name, OVERRIDE_KEY, override)
     engine.override(name)
     if accesses.FINDS_RACES and (flags := accesses.flags_of(name)):
         engine.describe_races(name, flags)

@@ -1,12 +1,12 @@
 """Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
 
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
-of these shapes and types, and cached. Six things have values. Ops whose results decide shapes or reach the host (``nonzero``,
-masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not depend on what
-their memory held before. Fills of small tensors (constants, random numbers, ranges) and small copies are performed. Ops of
-small tensors compute if the values of all are known, and those of integers and masks always: programs make sizes of lengths and
-positions. Masks of other tensors are those of zeros: programs look for numbers that are not finite. All else keeps what memory
-holds, and memory that nobody writes costs the host nothing. `known_values` has which values are known.
+of these shapes and types, and cached. Some results have values all the same. Ops whose results decide shapes or reach the host
+(``nonzero``, masks as indices) compute on what memory holds. Small results are zero, so that numbers, masks and indices do not
+depend on what their memory held before. Fills of small tensors (constants, random numbers, ranges) and small copies are
+performed. Ops of small tensors compute if the values of all are known, and those of integers and masks always: programs make
+sizes of lengths and positions. Masks of other tensors are those of zeros: programs look for numbers that are not finite. All
+else keeps what memory holds, and memory that nobody writes costs the host nothing. `known_values` has which values are known.
 """
 
 from __future__ import annotations
@@ -20,16 +20,16 @@ from typing import Any
 
 import torch
 
-from . import accesses, bindings, capture, dispatch
+from . import accesses, bindings, dispatch, runtime
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
-from .capture import streams_need_checks
 from .decompositions import DECOMPOSITIONS
 from .decompositions.common import resize_like
 from .dispatch import kernel_override, run_each, spans_devices
 from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, noting_copies, state_of, written
 from .ops import Op, _to_meta, import_dynamo
 from .refusals import check_indices, check_types, has_indices
+from .runtime import streams_need_checks
 from .shape_rules import SHAPE_RULES
 
 __all__ = [
@@ -533,7 +533,7 @@ def _allocate(new: _New, index: int, value: int = 0, state: int = UNKNOWN) -> to
 def _fill(tensor: torch.Tensor, value: int, nbytes: int) -> None:
     """Write a value into all bytes of a tensor, in the order of its stream: a collective may be sending the memory."""
     if streams_need_checks.value:
-        capture.wait_for_pending(tensor.device)
+        runtime.wait_for_pending(tensor.device)
     _memset(tensor.data_ptr(), value, nbytes)
 
 
@@ -648,7 +648,7 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         state = UNKNOWN
         if self.nbytes <= SMALL_COPY and src.nbytes <= SMALL_COPY and (copies_bytes or not is_on_one_device):
             if streams_need_checks.value:
-                capture.wait_for_pending(self.device if self.is_cuda else src.device)
+                runtime.wait_for_pending(self.device if self.is_cuda else src.device)
             by_key(torch_key, self, src, non_blocking)
             state = state_of((src,))
         elif is_on_one_device and self.is_cuda and _is_small(self):

@@ -80,7 +80,7 @@ def _tell(problem: str) -> None:
     state = settings.read("state")
     if settings.read("run") is not None and state is not None:
         try:
-            with open(f"{state}.problem", "x", encoding="utf-8") as file:
+            with open(f"{state}{settings.PROBLEM_SUFFIX}", "x", encoding="utf-8") as file:
                 file.write(problem)
         except FileExistsError:
             return

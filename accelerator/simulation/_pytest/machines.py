@@ -25,7 +25,7 @@ from . import debugging, python
 from .channel import Channel, Order, Outcome
 from .keys import IN_PLACE, WRONG_MARK
 
-# A server holds torch and the test modules in memory: the least recently used one ends before a fifth starts.
+# A server holds torch and the test modules in memory: the least recently used one ends before one more starts.
 _MAXIMUM_SERVERS = 4
 
 _GRACE_S = 30.0

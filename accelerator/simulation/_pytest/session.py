@@ -30,7 +30,8 @@ class SimulatedSession:
         races: Literal["report"] | None = "report" if self._finds_races else None
         try:
             with state_folder() as folder:
-                return _run.run(command, environment(self._gpus, memory=self._memory, races=races, state=folder / "state"))
+                child = environment(self._gpus, memory=self._memory, races=races, state=folder / "state")
+                return _run.run("pytest", command, child)
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         except RuntimeError as error:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gc
 import math
 import time
 from typing import Any
@@ -11,6 +10,7 @@ import torch
 
 from .. import _settings
 from .._rehearsal_record import CATEGORIES, Curve, snapshot_file, write_curve
+from .peaks import address_of, parameters
 
 __all__ = ["end", "note_out_of_memory", "start"]
 
@@ -25,11 +25,12 @@ _stepping: list[Any] = []  # the optimizer whose step runs
 
 
 def start() -> None:
-    """Record the history of allocations, if a snapshot or a plot is asked for."""
+    """Record the stacks of what is allocated, and the history of allocations if a snapshot or a plot is asked for."""
+    record: Any = torch.cuda.memory._record_memory_history
     if not _has_snapshot and not _has_plot:
+        record("state", context="state", stacks="python", max_entries=1)
         return
-    context = "all" if _has_snapshot else None
-    torch.cuda.memory._record_memory_history("all", context=context, stacks="python", max_entries=_MAXIMUM_EVENTS)
+    record("all", context="all" if _has_snapshot else "state", stacks="python", max_entries=_MAXIMUM_EVENTS)
     if _has_plot:
         from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -62,11 +63,6 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _address(tensor: Any) -> int:
-    local = getattr(tensor, "_local_tensor", tensor)
-    return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
-
-
 def _note_step(optimizer: Any, *arguments: Any) -> None:
     _stepping[:] = [optimizer]
 
@@ -81,20 +77,18 @@ def _mark_step(optimizer: Any, *arguments: Any) -> None:
 def note_out_of_memory() -> None:
     """Note what holds the memory when it is exhausted, in the middle of a step or before the first."""
     if _has_plot:
-        # isinstance alone would ask each object for its class, which deprecated names of torch.distributed warn about.
-        tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
-        _mark([value for value in tensors if isinstance(value, torch.nn.Parameter)], *_stepping)
+        _mark(parameters(), *_stepping)
 
 
-def _mark(parameters: list[Any], *optimizers: Any) -> None:
+def _mark(marked: list[Any], *optimizers: Any) -> None:
     by_address: dict[int, str] = {}
-    for parameter in parameters:
+    for parameter in marked:
         for optimizer in optimizers:
             for value in optimizer.state.get(parameter, {}).values():
-                by_address[_address(value)] = "optimizer state"
+                by_address[address_of(value)] = "optimizer state"
         if parameter.grad is not None:
-            by_address[_address(parameter.grad)] = "gradients"
-        by_address[_address(parameter)] = "parameters"
+            by_address[address_of(parameter.grad)] = "gradients"
+        by_address[address_of(parameter)] = "parameters"
     by_address.pop(0, None)
     _marks.append((_now(), by_address))
 

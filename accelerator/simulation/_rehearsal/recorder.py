@@ -23,19 +23,32 @@ import torch
 
 from .. import _settings
 from .._compile.import_hook import after_import
-from .._kernels import bindings
+from .._kernels import bindings, growth
 from .._kernels.known_values import forget_noted, frames_from, noted, program_line
-from .._rehearsal_record import DeviceRecord, MissingValue, OutOfMemory, ProcessRecord, Statistics, status_file, write_record
+from .._rehearsal_record import (
+    DeviceRecord,
+    MissingValue,
+    OutOfMemory,
+    Peak,
+    ProcessRecord,
+    Statistics,
+    status_file,
+    write_record,
+)
 from . import history
 from .distributed import replace
+from .peaks import held_memory
 
 __all__ = ["install"]
 
 _INTERVAL_S = 1.0
+# How much larger than the last one a peak must be for the memory to be looked at again, which takes up to a second.
+_STEP, _STEP_BEYOND_MEMORY, _LEAST_PEAK = 1.1, 1.03, 2**26
 _folder = _settings.read("rehearse") or ""
 _is_started = False
 _kept: dict[int, Statistics] = {}  # by device, what torch's statistics no longer contain
 _out_of_memory: dict[int, OutOfMemory] = {}
+_peaks: dict[int, Peak] = {}
 _rank_of_group: list[int] = []  # the rank in the first process group of this process
 _started_at: list[float] = []
 
@@ -70,6 +83,7 @@ def start() -> None:
 
 def _start_with_cuda() -> None:
     bindings.observe_out_of_memory(_note_out_of_memory)
+    growth.observe(_note_growth)
     history.start()
     start()
 
@@ -112,7 +126,7 @@ def _forget() -> None:
     """A forked child is a rank of its own if it initializes CUDA itself."""
     global _is_started
     _is_started = False
-    for of_parent in (_kept, _out_of_memory, _rank_of_group, _started_at):
+    for of_parent in (_kept, _out_of_memory, _peaks, _rank_of_group, _started_at):
         of_parent.clear()
     forget_noted()
 
@@ -152,6 +166,21 @@ def _note_out_of_memory(device: int, requested: int, allocated: int, free: int) 
     if device not in _out_of_memory:
         _out_of_memory[device] = OutOfMemory(requested, free, *_place())
         history.note_out_of_memory()
+
+
+def _note_growth(op: str) -> None:
+    """Note where a device's memory was exceeded, and what holds it when clearly more is allocated than ever."""
+    for device in range(torch.cuda.device_count()):
+        line: Any = None
+        exceeded = growth.excess(device)
+        if exceeded is not None and device not in _out_of_memory:
+            line = program_line(frames_from(sys._getframe(1)))
+            _out_of_memory[device] = OutOfMemory(*exceeded, op, line)
+        allocated = bindings.memory_statistics(device)["allocated_bytes"]["all"]["current"]
+        step = _STEP if exceeded is None else _STEP_BEYOND_MEMORY
+        if allocated > step * (_peaks[device].allocated if device in _peaks else _LEAST_PEAK):
+            line = line or program_line(frames_from(sys._getframe(1)))
+            _peaks[device] = held_memory(device, line)
 
 
 def _place() -> tuple[str, str | None]:
@@ -202,7 +231,8 @@ def _write() -> None:
             [torch.cuda.current_device()] if devices else []
         )
         records = [
-            DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device)) for device in used
+            DeviceRecord(device, statistics[device], _total_memory(device), _out_of_memory.get(device), _peaks.get(device))
+            for device in used
         ]
         values = [MissingValue(*place) for place in noted()]
         write_record(_folder, ProcessRecord(_rank(), _started_at[0], _peak_host(), records, values))

@@ -271,8 +271,13 @@ def _replace_object_collectives(c10d: Any) -> None:
             return c10d.get_rank(group) == group_rank
         return c10d.get_rank() == (rank or 0)
 
+    def is_stranger(group: Any) -> bool:
+        """Return whether this rank does not belong to a group. torch's collectives do nothing then."""
+        return c10d.get_rank(group) < 0
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *arguments: Any, **options: Any) -> None:
-        object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+        if not is_stranger(group):
+            object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
 
     def gather_object(
         obj: Any,
@@ -282,7 +287,7 @@ def _replace_object_collectives(c10d: Any) -> None:
         group_dst: int | None = None,
         **options: Any,
     ) -> None:
-        if object_gather_list is not None and is_rank(group, dst, group_dst):
+        if object_gather_list is not None and not is_stranger(group) and is_rank(group, dst, group_dst):
             object_gather_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
 
     def broadcast_object_list(object_list: list[Any], *arguments: Any, **options: Any) -> None:
@@ -296,6 +301,8 @@ def _replace_object_collectives(c10d: Any) -> None:
         group_src: int | None = None,
         **options: Any,
     ) -> None:
+        if is_stranger(group):
+            return
         if not scatter_object_input_list or not is_rank(group, src, group_src):
             raise _nobody_sends("scatter_object_list")
         scatter_object_output_list[0] = scatter_object_input_list[c10d.get_rank(group)]

@@ -131,16 +131,20 @@ def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, is_causal: bool, g
     return (*forward, *backward), torch.cuda.memory_allocated() - before
 
 
+# The logsumexp has a multiple of 32 queries.
 @pytest.mark.parametrize("is_causal", [False, True])
-@pytest.mark.parametrize("keys", [7, 33])
+@pytest.mark.parametrize(("queries", "keys"), [(33, 7), (33, 33), (32, 7), (64, 33), (1, 32), (33, 1)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("are_heads_inside", [False, True])
-def test_attention_is_that_of_python(dtype: torch.dtype, keys: int, is_causal: bool, are_heads_inside: bool) -> None:
+def test_attention_is_that_of_python(
+    dtype: torch.dtype, queries: int, keys: int, is_causal: bool, are_heads_inside: bool
+) -> None:
     """The engine's results have the values, strides, types and memory of those of Python, which handles captures."""
+    lengths = queries, keys, keys, queries
     if are_heads_inside:  # (batch, length, heads, features) in memory
-        q, k, v, grad = (random_tensor(2, n, 3, 8).to(dtype).cuda().transpose(1, 2) for n in (33, keys, keys, 33))
+        q, k, v, grad = (random_tensor(2, n, 3, 8).to(dtype).cuda().transpose(1, 2) for n in lengths)
     else:
-        q, k, v, grad = (random_tensor(2, 3, n, 8).to(dtype).cuda() for n in (33, keys, keys, 33))
+        q, k, v, grad = (random_tensor(2, 3, n, 8).to(dtype).cuda() for n in lengths)
     first, _ = attend(q, k, v, is_causal, grad)  # in Python, as every first call
     actual, memory = attend(q, k, v, is_causal, grad)
     graph = torch.cuda.CUDAGraph()
@@ -148,12 +152,30 @@ def test_attention_is_that_of_python(dtype: torch.dtype, keys: int, is_causal: b
         captured, captured_memory = attend(q, k, v, is_causal, grad)
     graph.replay()
     assert memory == captured_memory
+    assert actual[1].shape == (2, 3, -(-queries // 32) * 32)
+    for position, length in (
+        (0, queries),
+        (4, queries),
+        (5, keys),
+        (6, keys),
+    ):  # the output and the gradients, as CUDA's kernels
+        assert actual[position].stride() == torch.empty(2, length, 3, 8, device="meta").transpose(1, 2).stride()
     for one, other, third in zip(actual, captured, first, strict=True):
         assert (one is None) == (other is None) == (third is None)
         if one is not None:
             assert one.stride() == other.stride() == third.stride()
             assert torch.equal(one, other)
             assert torch.equal(one, third)
+
+
+def test_usual_calls_of_attention_run_in_the_engine(by_engine: Function) -> None:
+    q = random_tensor(2, 3, 64, 8).cuda()
+    is_wanted = True, False
+    lengths = [
+        by_engine(lambda x: aten._scaled_dot_product_efficient_attention(x, x, x, None, each, 0.0), q)[1].size(2)  # noqa: B023
+        for each in is_wanted
+    ]
+    assert lengths == [64, 0]
 
 
 def test_attention_without_dropout_draws_no_random_numbers() -> None:
@@ -298,6 +320,35 @@ def test_forked_child_does_not_write(name: str, is_known: bool) -> None:
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert x.tolist() == [7.0] * 3
     assert (x + ones).tolist() == [8.0] * 3  # the parent goes on
+
+
+# Of a large matrix. The driver clears large tensors, so an op on a part must not take the part's bounds for its memory.
+VIEWS: dict[str, Function] = {
+    "every other column": lambda x: x[:, ::2],
+    "middle columns": lambda x: x[:, 100:900],
+    "middle rows": lambda x: x[100:900],
+    "transposed rows": lambda x: x[100:].t(),
+    "every other row": lambda x: x[::2],
+}
+FILLS: dict[str, Function] = {
+    "zero_": torch.Tensor.zero_,
+    "fill_": lambda x: x.fill_(3),
+    "mul_": lambda x: x.mul_(2),
+    "copy_": lambda x: x.copy_(x.flip(0)),
+    "copy_ of a number": lambda x: x.copy_(torch.tensor(4.0, device=x.device)),
+    "out": lambda x: torch.add(x, 1, out=x),
+    "foreach": lambda x: torch._foreach_zero_([x]),
+}
+
+
+@pytest.mark.parametrize("view", VIEWS)
+@pytest.mark.parametrize("fill", FILLS)
+def test_writes_of_a_large_part_leave_the_rest(fill: str, view: str, by_engine: Function) -> None:
+    here = random_tensor(1000, 1000)
+    there = here.cuda()
+    by_engine(FILLS[fill], VIEWS[view](there))
+    FILLS[fill](VIEWS[view](here))
+    assert torch.equal(there.cpu(), here)
 
 
 def test_scratch_memory_is_not_charged() -> None:

@@ -71,6 +71,9 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_CLOCK_REASONS": "0",
         "ACCELERATOR_SIM_COMPUTE": "1",
         "ACCELERATOR_SIM_FILL": "zero",
+        "ACCELERATOR_SIM_KERNELS": "run",
+        "ACCELERATOR_SIM_PYTHON": sys.executable,
+        "ACCELERATOR_SIM_KERNEL_CACHE": str(_build.kernel_cache()),
         "ACCELERATOR_SIM_TRITON": "1",
         "ACCELERATOR_SIM_COMPILE": "cpp",
     }

@@ -96,6 +96,30 @@ def shrink(place: Place, flags: int) -> list[Any]:
     return reports
 
 
+def siblings(place: Place, kinds: list[str]) -> list[Any]:
+    """Make communicators of one parent, one after the other, and use all of them. Without the last rank of the parent."""
+    comm = place.comm()
+    if place.rank == place.ranks - 1:
+        for kind in kinds:
+            if kind == "split":
+                comm.split(-1, 0)
+        return []
+    gone, made = (ctypes.c_int * 1)(place.ranks - 1), []
+    for kind in kinds:
+        handle = ctypes.c_void_p()
+        if kind == "split":
+            check(nccl.ncclCommSplit(comm.handle, 0, place.rank, ctypes.byref(handle), None))
+        else:
+            check(nccl.ncclCommShrink(comm.handle, gone, 1, ctypes.byref(handle), None, 0))
+        made.append(Comm.adopt(handle))
+    reports = [one.total(10**number) for number, one in enumerate(made)]
+    made.pop(0).destroy()  # the others live on
+    reports += [one.total(10**number) for number, one in enumerate(made)]
+    for one in made:
+        one.destroy()
+    return reports
+
+
 def grow(place: Place) -> list[int]:
     """Grow a communicator of ranks 0 and 1 by rank 2."""
     check_cuda(loaded_runtime().cudaSetDevice(place.rank))

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from tests.simulation.nccl.ranks import MOST_SECONDS, Place
+from tests.simulation.nccl.ranks import MOST_SECONDS, Place, check_cuda
 from tests.support.simulation_driver import loaded_runtime
 
 PAUSE = 0.4
@@ -152,43 +152,70 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "synchronize": lambda tensor: torch.cuda.synchronize(),
     "stream": lambda tensor: torch.cuda.current_stream().synchronize(),
     "event": lambda tensor: torch.cuda.current_stream().record_event().synchronize(),
-    "free": lambda tensor: loaded_runtime().cudaFree(_allocate()),
-    "stream_callback": lambda tensor: _call_back(),
+    "free": lambda tensor: loaded_runtime().cudaFree(_allocated.pop()),
+    "free_host": lambda tensor: loaded_runtime().cudaFreeHost(_allocated_on_host.pop()),
+    "host_function": lambda tensor: _call_back("cudaLaunchHostFunc"),
+    "stream_callback": lambda tensor: _call_back("cudaStreamAddCallback", ctypes.c_uint(0)),
+    "context": lambda tensor: _call_driver("cuCtxSynchronize"),
+    "driver_copy": lambda tensor: _call_driver("cuMemcpyDtoH_v2", ctypes.create_string_buffer(4), _address(tensor), _FOUR),
+    "driver_fill": lambda tensor: _call_driver("cuMemsetD32Async", _address(tensor), 0, ctypes.c_size_t(1), None),
+    "driver_value": lambda tensor: _call_driver("cuStreamWriteValue32_v2", None, _address(tensor), 0, 0),
 }
+_FOUR = ctypes.c_size_t(4)
 _allocated: list[ctypes.c_void_p] = []
+_allocated_on_host: list[ctypes.c_void_p] = []
 
 
-def _allocate() -> ctypes.c_void_p:
-    return _allocated.pop()
+def _address(tensor: torch.Tensor) -> ctypes.c_size_t:
+    return ctypes.c_size_t(tensor.data_ptr())
 
 
-def _call_back() -> None:
-    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: None)
-    assert loaded_runtime().cudaLaunchHostFunc(ctypes.c_void_p(torch.cuda.current_stream().cuda_stream), function, None) == 0
+def _call_driver(name: str, *arguments: Any) -> None:
+    assert getattr(ctypes.CDLL("libcuda.so.1"), name)(*arguments) == 0, name
 
 
-def waits(place: Place) -> dict[str, float]:
-    """Return how many seconds each use of pending memory or of a pending stream takes while a rank is late."""
+def _call_back(name: str, *more: Any) -> None:
+    """Let the runtime call a function when the work of the current stream has ended."""
+    called: list[bool] = []
+    function = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p)(lambda *_: called.append(True))
+    stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+    assert getattr(loaded_runtime(), name)(stream, function, None, *more) == 0
+    assert called
+
+
+def waits(place: Place) -> list[str]:
+    """Use pending memory and a pending stream in all ways at once, and return those that have ended while a rank is late."""
     store = start(place)
-    seconds = {}
-    for name, wait in WAITS.items():
+    tensor, ended, begun = ranks_tensor(place), list[str](), threading.Barrier(len(WAITS) + 1)
+    for allocate, allocated in (("cudaMalloc", _allocated), ("cudaMallocHost", _allocated_on_host)):
         address = ctypes.c_void_p()
-        assert loaded_runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
-        _allocated.append(address)
-        tensor = ranks_tensor(place)
-        dist.all_reduce(torch.ones(1, device="cuda"))
+        assert getattr(loaded_runtime(), allocate)(ctypes.byref(address), ctypes.c_size_t(4096)) == 0
+        allocated.append(address)
+    torch.cuda.synchronize()
+    if is_last(place):
+        store.wait([f"waiting {rank}" for rank in range(place.ranks - 1)])
+        dist.all_reduce(tensor)
         torch.cuda.synchronize()
-        if is_last(place):
-            store.wait([f"{name} {rank}" for rank in range(place.ranks - 1)])
-            time.sleep(PAUSE / 2)
-        begin = time.monotonic()
-        dist.all_reduce(tensor)  # must not block: the last rank waits for this rank
-        if not is_last(place):
-            store.set(f"{name} {place.rank}", "")
-        wait(tensor)
-        seconds[name] = time.monotonic() - begin
-        torch.cuda.synchronize()
-    return seconds
+        return []
+    dist.all_reduce(tensor)  # must not block: the last rank waits for this rank
+
+    def use(name: str) -> None:
+        check_cuda(loaded_runtime().cudaSetDevice(place.rank))  # torch 2.6 does not set the device that is current already
+        begun.wait()
+        WAITS[name](tensor)
+        ended.append(name)
+
+    threads = [threading.Thread(target=use, args=(name,)) for name in WAITS]
+    for thread in threads:
+        thread.start()
+    begun.wait()
+    time.sleep(PAUSE)
+    too_early = [*ended]
+    store.set(f"waiting {place.rank}", "")
+    for thread in threads:
+        thread.join()
+    assert sorted(ended) == sorted(WAITS)
+    return too_early
 
 
 def compiled(place: Place) -> bool:
@@ -423,8 +450,8 @@ def fork_beside_work(place: Place) -> bool:
     dist.all_reduce(tensor)
     child = os.fork()
     if child == 0:
-        attention = ctypes.c_int.in_dll(loaded_runtime(), "accelerator_simulation_attention").value
-        os._exit(attention)
+        needs_checks = ctypes.c_int.in_dll(loaded_runtime(), "accelerator_simulation_needs_checks").value
+        os._exit(needs_checks)
     only_the_fork = 1  # ops look at the fork before each call; the parent's work is not counted
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == only_the_fork
     assert (tensor.cpu() == total(place)).all()

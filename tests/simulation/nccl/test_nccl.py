@@ -221,6 +221,11 @@ class TestCommunicators:
         code = REMOTE_ERROR if flags else 0
         assert [report.get("value") for report in reports] == [[code, 0, 2, 2], [code, 1, 2, 2], None]
 
+    @pytest.mark.parametrize("kinds", [("shrink", "shrink"), ("split", "split"), ("split", "shrink", "split", "shrink")])
+    def test_several_communicators_of_one_parent(self, ranks: Ranks, kinds: tuple[str, ...]) -> None:
+        totals = [2 * 10**number for number in range(len(kinds))]
+        assert ranks.run("communicator.siblings", 3, kinds=kinds) == [[*totals, *totals[:-1]]] * 2 + [[]]
+
     def test_growing(self, ranks: Ranks) -> None:
         assert ranks.run("communicator.grow", 3) == [[0, 3, 3], [1, 3, 3], [2, 3, 3]]
 
@@ -445,9 +450,7 @@ class TestPendingWork:
         assert torch_ranks.run("pending.pending", count) == [True] * count
 
     def test_access_to_pending_memory_waits(self, torch_ranks: Ranks) -> None:
-        waited, _ = torch_ranks.run("pending.waits", 2)
-        assert len(waited) == 11
-        assert all(seconds >= 0.2 for seconds in waited.values()), waited
+        assert torch_ranks.run("pending.waits", 2) == [[], []]
 
     @pytest.mark.slow
     @needs_compiled_code

@@ -10,6 +10,7 @@ import sys
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -440,7 +441,7 @@ def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
     done = start(tmp_path, "-x", "--pdb")
     assert counts(done) == {"failed": 1}
     assert done.returncode == 1
-    assert "no terminal for a debugger" in done.stdout
+    assert IN_A_PROCESS_OF_ITS_OWN in done.stdout
     assert "python -m accelerator simulate --gpus 1 -- python -m pytest --pdb test_it.py::test_first" in done.stdout
     done = start(tmp_path)
     assert done.returncode == 7
@@ -484,27 +485,141 @@ def test_pdb_opens_in_place_on_a_matching_machine(tmp_path: Path) -> None:
     assert counts(done) == {"failed": 1, "passed": 1}
 
 
+# For each parameter that simulate has an option for: a value that is not the default, and the option.
+OPTIONS: dict[str, tuple[object, str]] = {
+    "gpus": (2, "--gpus 2"),
+    "memory": (["1GiB", 2**31], "--memory 1GiB --memory 2147483648"),
+    "name": ("A B", "--name 'A B'"),
+    "capability": ("8.6", "--capability 8.6"),
+    "mig": ([None, 2], "--mig off --mig 2"),
+    "nvlink": (True, "--nvlink all"),
+    "numa": ((0, 1), "--numa 0 --numa 1"),
+    "driver": ("old", "--driver old"),
+    "nvml": ("broken", "--nvml broken"),
+    "compute": (False, "--no-compute"),
+    "fill": ("nan", "--fill nan"),
+    "triton": (False, "--no-triton"),
+    "compile": ("triton", "--compile triton"),
+    "races": ("raise", "--races raise"),
+    "late_copies": (True, "--late-copies"),
+}
+IN_A_PROCESS_OF_ITS_OWN = "The test ran in a process of its own, which has no terminal for a debugger. "
+
+
+def test_pdb_note_knows_every_option() -> None:
+    from accelerator.simulation import _settings
+
+    assert [each.name for each in _settings.PARAMETERS if each.simulate is not None] == [*OPTIONS]
+
+
 @pytest.mark.parametrize(
     ("arguments", "expected"),
     [
-        ({}, "simulate -- python -m pytest --pdb 't.py::test[a b]'"),
-        (
-            {"gpus": 2, "memory": ["1GiB", 5], "name": "A B", "mig": [None, 2], "nvlink": True, "state": "file"},
-            "simulate --gpus 2 --memory 1GiB --memory 5 --name 'A B' --mig off --mig 2 --nvlink all -- ",
-        ),
-        ({"nvlink": [0, None], "numa": (0, 1)}, "simulate --nvlink 0 --nvlink off --numa 0 --numa 1 -- "),
-        ({"nvlink": True}, "simulate --nvlink all -- "),
-        ({"nvlink": False}, "simulate --nvlink off -- "),
-        ({"nvlink": None}, "simulate --nvlink off -- "),
-        ({"nvlink": 0}, "simulate --nvlink 0 -- "),
-        ({"compute": False, "triton": True, "fill": "nan"}, "simulate --no-compute --fill nan -- "),
-        ({"gpus": 2, "errors": {"cuInit": 3}, "numa": None}, "simulate has no option for this mark's errors, numa: "),
+        *(({name: value}, f"{option} ") for name, (value, option) in OPTIONS.items()),
+        ({name: value for name, (value, _) in OPTIONS.items()}, "".join(f"{option} " for _, option in OPTIONS.values())),
+        ({}, ""),
+        ({"gpus": 1, "state": "file", "base": {}}, "--gpus 1 "),
+        ({"nvlink": [0, None]}, "--nvlink 0 --nvlink off "),
+        ({"nvlink": False}, "--nvlink off "),
+        ({"nvlink": None}, "--nvlink off "),
+        ({"nvlink": 0}, "--nvlink 0 "),
+        ({"compute": True, "triton": True, "late_copies": False, "races": None}, ""),
     ],
 )
 def test_pdb_note_names_the_machine(arguments: dict[str, object], expected: str) -> None:
     from accelerator.simulation._pytest import debugging
 
-    assert expected in debugging.note(arguments, "t.py::test[a b]")
+    assert debugging.note(arguments, "t.py::test[a b]") == (
+        f"{IN_A_PROCESS_OF_ITS_OWN}To debug it, start pytest on its machine:\n"
+        f"python -m accelerator simulate {expected}-- python -m pytest --pdb 't.py::test[a b]'"
+    )
+
+
+def test_pdb_note_of_a_machine_without_options() -> None:
+    from accelerator.simulation._pytest import debugging
+
+    assert debugging.note({"gpus": 2, "errors": {"cuInit": 3}, "speed": 1.5, "numa": None}, "t.py::test") == (
+        f"{IN_A_PROCESS_OF_ITS_OWN}"
+        "simulate has no option for this mark's errors, speed, numa: start pytest with the environment\n"
+        "that accelerator.simulation.environment(...) returns for the mark's arguments; --pdb t.py::test then works in place"
+    )
+
+
+@on_simulated_gpus
+def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(
+        tmp_path,
+        """
+        from pathlib import Path
+        import pytest
+
+        @pytest.mark.parametrize(
+            "gpus", [pytest.param(gpus, marks=pytest.mark.simulated_machine(gpus)) for gpus in (1, 2, 1, 2)]
+        )
+        def test_folders(gpus, tmp_path):
+            (tmp_path / "kept").write_text(str(gpus))
+            with open("folders", "a+") as file:
+                file.write(f"{tmp_path}\\n")
+                file.seek(0)
+                folders = [Path(line) for line in file.read().splitlines()]
+            assert [(folder / "kept").read_text() for folder in folders] == ["1", "2", "1", "2"][: len(folders)]
+            assert len({folder.parent for folder in folders}) == min(len(folders), 2)
+        """,
+    )
+    done = start(tmp_path, "-p", "no:randomly")
+    assert counts(done) == {"passed": 4}, done.stdout
+
+
+def test_flags_and_path_of_the_interpreter_are_kept(tmp_path: Path) -> None:
+    (tmp_path / "shown.py").write_text(
+        "import json, sys\n"
+        "def show():\n"
+        "    flags = [sys.flags.optimize, sys.flags.dont_write_bytecode, sys.warnoptions, sys._xoptions]\n"
+        "    print(json.dumps([*flags, sys.argv, sys.path[0]]))\n"
+    )
+    program = (
+        "import subprocess, sys; from accelerator.simulation._pytest import python; sys.argv = ['name', 'x']; "
+        f"sys.path.insert(0, {str(tmp_path)!r}); subprocess.run(python.command('shown', 'show', '--option', 'a b'), check=True)"
+    )
+    flags = ["-OO", "-B", "-W", "error::ImportWarning", "-X", "utf8"]
+    done = subprocess.run(
+        [sys.executable, *flags, "-c", program], cwd=ROOT, env=plain_environment(), capture_output=True, text=True, check=True
+    )
+    expected = [2, 1, ["error::ImportWarning"], {"utf8": True}, ["name", "--option", "a b"], str(tmp_path)]
+    assert json.loads(done.stdout) == expected
+
+
+class FakeServer:
+    """Counts as a server that runs."""
+
+    is_spent = False
+
+    def __init__(self, machine: int) -> None:
+        self.machine = machine
+
+
+def test_at_most_four_servers_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Before a fifth starts, the one ends that was used least recently."""
+    from accelerator.simulation._pytest.machines import Machines
+
+    machines: Any = object.__new__(Machines)
+    machines._servers, alive, most = {}, [], []
+
+    def begin(self: object, machine: int) -> FakeServer:
+        alive.append(machine)
+        most.append(len(alive))
+        return FakeServer(machine)
+
+    monkeypatch.setattr(Machines, "_start", begin)
+    monkeypatch.setattr(Machines, "_end", lambda self, servers: [alive.remove(server.machine) for server in servers])
+    for machine in (1, 2, 3, 4, 1, 5, 3, 6, 7):
+        assert machines._server(machine).machine == machine
+    assert max(most) == 4
+    assert sorted(alive) == [3, 5, 6, 7]
+    machines._servers[5].is_spent = True
+    assert machines._server(5).machine == 5
+    assert alive.count(5) == 2, "one that has ended is started again"
 
 
 @on_simulated_gpus
@@ -515,17 +630,7 @@ def test_options_in_pdb_note_equal_the_marks_machine() -> None:
     from accelerator.simulation import environment
     from accelerator.simulation._pytest import debugging
 
-    arguments = {
-        "gpus": 3,
-        "memory": "1GiB",
-        "mig": [None, 2],
-        "nvlink": [0, 0, None],
-        "numa": 1,
-        "driver": "old",
-        "fill": "nan",
-        "races": "raise",
-        "late_copies": True,
-    }
+    arguments = {name: value for name, (value, _) in OPTIONS.items()}
     command = debugging.note(arguments, "x").partition("accelerator ")[2].partition(" -- ")[0]
     program = "import json, os; print(json.dumps(dict(os.environ)))"
     run = [sys.executable, "-m", "accelerator", *shlex.split(command), "--", sys.executable, "-c", program]
@@ -586,6 +691,18 @@ SESSION = """
     @pytest.mark.min_gpus(n=3)
     def test_too_few():
         pass
+
+    @pytest.mark.min_gpus(4)
+    class TestOfFour:
+        @pytest.mark.min_gpus(1)
+        def test_too_few_of_the_class(self):
+            pass
+
+    @pytest.mark.min_gpus(1)
+    class TestOfOne:
+        @pytest.mark.min_gpus(5)
+        def test_too_few_of_its_own(self):
+            pass
 """
 
 
@@ -596,8 +713,8 @@ def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
     done = start(tmp_path, "--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
     assert done.returncode == 0, done.stdout
-    assert counts(done) == {"passed": 2, "skipped": 1}
-    assert "needs 3 GPUs, 2 visible" in done.stdout
+    assert counts(done) == {"passed": 2, "skipped": 3}
+    assert [f"needs {needed} GPUs, 2 visible" in done.stdout for needed in (1, 3, 4, 5)] == [False, True, True, True]
     assert ("in gw" if workers else "in None") in done.stdout
     assert workers or "simulated GPUs: 2 of 3GiB" in done.stdout
     assert done.stdout.count("test session starts") == 1

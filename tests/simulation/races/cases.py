@@ -5,12 +5,15 @@ In a function marked `racy`, the comments ``# first`` and ``# second`` are at th
 
 from __future__ import annotations
 
+import ctypes
 import inspect
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
+
+from tests.support.simulation_driver import loaded_runtime
 
 N = 1000
 
@@ -218,7 +221,10 @@ def factories_read_nothing() -> None:
     x, side = _tensor(), torch.cuda.Stream()
     with torch.cuda.stream(side):
         x.add_(1)
-    torch.zeros_like(x)
+    for like in (torch.empty_like, torch.zeros_like, torch.ones_like, torch.rand_like, torch.randn_like):
+        like(x)
+    torch.full_like(x, 2)
+    torch.randint_like(x, 2)
     torch.cuda.current_stream().wait_stream(side)
 
 
@@ -234,6 +240,112 @@ def backward_of_side_stream() -> None:
     x.grad.sum()
 
 
+# ---- Two of what is usually one. ----
+
+
+@racy("wait_stream")
+def event_recorded_again() -> None:
+    x, one, other, event = _tensor(), torch.cuda.Stream(), torch.cuda.Stream(), torch.cuda.Event()
+    with torch.cuda.stream(one):
+        x.add_(1)  # first
+        event.record()
+    event.record(other)
+    event.wait()
+    x.sum()  # second
+
+
+@racy("wait_stream")
+def read_after_a_write_of_the_same_stream() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.add_(1)  # first
+        x.sum()
+    x.sum()  # second
+
+
+@racy("wait_stream")
+def write_after_a_read_of_the_same_stream() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.sum()
+        x.add_(1)  # first
+    x.sum()  # second
+
+
+@racy("wait_stream")
+def two_parts_with_other_strides() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.as_strided((2, 2), (1, 4)).sum()  # first
+        x.as_strided((2, 2), (2, 3)).sum()
+    x[1:2].add_(1)  # second
+
+
+@racy("wait_stream")
+def two_parts_with_other_sizes() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[::2][:3].sum()  # first
+        x[::2][:2].sum()
+    x[4:5].add_(1)  # second
+
+
+@racy("wait_stream")
+def second_of_two_readers() -> None:
+    x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
+    for stream in (one, other):
+        with torch.cuda.stream(stream):
+            x.sum()  # first
+    torch.cuda.current_stream().wait_stream(one)
+    x.add_(1)  # second
+
+
+@racy("wait_stream")
+def fused_step_of_several_parameters() -> None:
+    xs, grads, side = [_tensor() for _ in range(2)], [_tensor() for _ in range(2)], torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch._fused_sgd_(  # first
+            xs, grads, [], weight_decay=0, momentum=0, lr=1, dampening=0, nesterov=False, maximize=False, is_first_step=True
+        )
+    xs[1].sum()  # second
+
+
+@racy("wait_stream")
+def lists_of_a_copy() -> None:
+    xs, ys, side = [_tensor() for _ in range(2)], [_tensor() for _ in range(2)], torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        torch._foreach_copy_(xs, ys)  # first
+    ys[1].zero_()  # second
+
+
+@silent
+def two_blocking_streams() -> None:
+    """The default stream waits for blocking streams, and they wait for it; torch's own streams do not block."""
+    x, runtime, handles = _tensor(), loaded_runtime(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    for handle in handles:
+        assert runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
+    one, other = (torch.cuda.ExternalStream(handle.value) for handle in handles)
+    x.add_(1)
+    with torch.cuda.stream(one):
+        x.add_(1)
+    x.add_(1)
+    with torch.cuda.stream(other):
+        x.add_(1)
+    torch.cuda.synchronize()
+
+
+@racy("wait_stream")
+def two_blocking_streams_beside_each_other() -> None:
+    x, runtime, handles = _tensor(), loaded_runtime(), [ctypes.c_void_p(), ctypes.c_void_p()]
+    for handle in handles:
+        assert runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
+    one, other = (torch.cuda.ExternalStream(handle.value) for handle in handles)
+    with torch.cuda.stream(one):
+        x.add_(1)  # first
+    with torch.cuda.stream(other):
+        x.add_(1)  # second
+
+
 # ---- Memory that is freed. ----
 
 
@@ -245,6 +357,16 @@ def missing_record_stream() -> None:
         x.sum()  # first
     del x
     torch.ones(12345, device="cuda")  # second
+
+
+@racy("record_stream")
+def missing_record_stream_of_a_resized_storage() -> None:
+    side = torch.cuda.Stream()
+    x = _tensor(23456)
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    x.untyped_storage().resize_(0)
+    torch.ones(23456, device="cuda")  # second
 
 
 @silent
@@ -311,6 +433,13 @@ def host_reads_too_early() -> None:
     x, host = _tensor(), _pinned()
     host.copy_(x, non_blocking=True)  # first
     host.sum()  # second
+
+
+@racy("synchronize")
+def host_reads_the_end_too_early() -> None:
+    x, host = _tensor(100_000), _pinned(100_000)
+    host.copy_(x, non_blocking=True)  # first
+    host[70_001].item()  # second
 
 
 @silent
@@ -385,6 +514,22 @@ def polled_event() -> None:
 
 
 @silent
+def first_answers() -> None:
+    """A program that asks once gets the answer of the simulation, whose work ends with the call."""
+    side = torch.cuda.Stream()
+    generic = torch.Stream(stream_id=side.stream_id, device_index=side.device_index, device_type=side.device_type)
+    event, generic_event, x = torch.cuda.Event(), torch.Event("cuda"), _tensor()
+    for question in (event, generic_event, side, generic):
+        with torch.cuda.stream(side):
+            x.add_(1)
+            event.record()
+            generic_event.record()
+        assert question.query()
+        x.add_(1)
+        side.wait_stream(torch.cuda.current_stream())
+
+
+@silent
 def polled_stream() -> None:
     x, host = _tensor(), _pinned()
     host.copy_(x, non_blocking=True)
@@ -446,6 +591,12 @@ def _captured(x: torch.Tensor) -> torch.cuda.CUDAGraph:
         x.add_(1)
     torch.cuda.synchronize()
     return graph
+
+
+def captured_line() -> int:
+    """Return the number of the line that graphs of `_captured` replay."""
+    source, start = inspect.getsourcelines(_captured)
+    return start + next(i for i, line in enumerate(source) if "x.add_(1)" in line)
 
 
 @racy("wait_stream")
@@ -520,6 +671,15 @@ def rows_of_table() -> None:
     table[50:].zero_()  # second
 
 
+@racy("wait_stream")
+def index_of_rows() -> None:
+    table, rows, side = _tensor(100, 10), torch.arange(5, device="cuda"), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        rows.fill_(1)  # first
+    table[rows]  # second
+
+
 @racy("wait_stream", is_possible=True)
 def rows_added_to_a_table() -> None:
     table, side, rows = _tensor(100, 10), torch.cuda.Stream(), torch.arange(5, device="cuda")
@@ -539,6 +699,50 @@ def copy_between_gpus() -> None:
     y.copy_(x)  # first
     with torch.cuda.stream(third):
         y.sum()  # second
+
+
+@silent
+def copy_between_gpus_waits_for_both_and_both_for_it() -> None:
+    x, y = _tensor(), _tensor(device="cuda:1")
+    x.add_(1)
+    y.add_(1)
+    y.copy_(x)
+    x.add_(1)
+    y.add_(1)
+
+
+@racy("wait_stream", gpus=2)
+def other_gpu_is_synchronized() -> None:
+    x, side = _tensor(device="cuda:1"), torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(side):
+        x.add_(1)  # first
+    torch.cuda.synchronize(0)
+    x.add_(1)  # second
+
+
+@silent
+def second_of_two_gpus_is_synchronized() -> None:
+    x, side = _tensor(device="cuda:1"), torch.cuda.Stream("cuda:1")
+    with torch.cuda.stream(side):
+        x.add_(1)
+    torch.cuda.synchronize(1)
+    x.add_(1)
+
+
+@racy("synchronize", gpus=2)
+def host_waits_for_the_other_gpu() -> None:
+    x, host = _tensor(device="cuda:1"), _pinned()
+    host.copy_(x, non_blocking=True)  # first
+    torch.cuda.synchronize(0)
+    host.sum()  # second
+
+
+@silent
+def host_waits_for_the_second_of_two_gpus() -> None:
+    x, host = _tensor(device="cuda:1"), _pinned()
+    host.copy_(x, non_blocking=True)
+    torch.cuda.synchronize(1)
+    host.sum()
 
 
 @silent

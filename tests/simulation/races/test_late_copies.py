@@ -34,6 +34,31 @@ while not torch.cuda.current_stream().query():
 print(host.sum().item())
 """
 
+_FORK = """
+import os, torch
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+host.copy_(x, non_blocking=True)
+process = os.fork()
+if process == 0:
+    print(host.sum().item(), flush=True)
+    os._exit(0)
+os.waitpid(process, 0)
+print(host.sum().item())
+torch.cuda.synchronize()
+print(host.sum().item())
+"""
+
+_COLUMNS = """
+import torch, ctypes
+from tests.support.simulation_driver import loaded_runtime
+x, table = torch.ones(4, 2, device="cuda"), torch.zeros(4, 6).pin_memory()
+arguments = (table.data_ptr(), 24, x.data_ptr(), 8, 8, 4, 2, torch.cuda.current_stream().cuda_stream)
+assert loaded_runtime().cudaMemcpy2DAsync(*map(ctypes.c_size_t, arguments)) == 0
+table[:, 2:] = 5  # another part of the same memory
+torch.cuda.synchronize()
+print(table.tolist() == [[1, 1, 5, 5, 5, 5]] * 4)
+"""
+
 
 @pytest.mark.parametrize("compute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_target_is_late(compute: bool) -> None:
@@ -46,6 +71,16 @@ def test_the_target_is_late(compute: bool) -> None:
         assert lines[1:] == ["100.0 [-1, -1, -1]", "[7, 7, 7]", "200.0", "300.0", "400.0"]
     else:
         assert "nan" not in "".join(lines[1:])
+
+
+def test_the_host_writes_beside_the_columns_of_a_target() -> None:
+    done = support.python(_COLUMNS, simulated_environment(gpus=1, late_copies=True))
+    assert (done.stdout, done.stderr) == ("True\n", "")
+
+
+def test_the_copy_ends_in_a_forked_process() -> None:
+    done = support.python(_FORK, simulated_environment(gpus=1, late_copies=True))
+    assert (done.stdout, done.stderr) == ("100.0\nnan\n100.0\n", "")
 
 
 @pytest.mark.slow

@@ -93,7 +93,7 @@ z.sum()
 
 # While the program sleeps, NCCL's watchdog sees that the collective has ended. That orders nothing.
 _RANK = """
-import torch, sys, time
+import torch, ctypes, sys, time
 import torch.distributed as dist
 
 rank = int(sys.argv[1])
@@ -110,8 +110,10 @@ for _ in range(4):
     work.wait()
     x + 1
 work = dist.all_reduce(x, async_op=True)
-while not work.is_completed():
-    pass
+while ctypes.c_float.from_address(x.data_ptr()).value != 8:
+    time.sleep(0.01)
+time.sleep(0.2)  # the memory has the sum a little before the work counts as completed
+assert work.is_completed()  # the first answer: a program need not ask again
 x + 1
 torch.cuda.synchronize()
 dist.destroy_process_group()

@@ -45,16 +45,21 @@ _BODIES = """
     def test_ordered():
         race(1)
 
+    def test_that_fails_of_its_own():
+        race()
+        raise ValueError("an error of its own")
+
     def test_left_for_the_next_test():
         import torch
-        race.kept = torch.ones(10, device="cuda")
-        torch.cuda.synchronize()
-        with torch.cuda.stream(torch.cuda.Stream()):
-            race.kept.add_(1)
+        race.kept = [torch.ones(10, device=f"cuda:{{index}}") for index in range(2)]
+        for index, kept in enumerate(race.kept):
+            torch.cuda.synchronize(index)
+            with torch.cuda.stream(torch.cuda.Stream(index)):
+                kept.add_(1)
 
     def test_next():
-        if hasattr(race, "kept"):
-            race.kept.add_(1)
+        for kept in getattr(race, "kept", []):
+            kept.add_(1)
 """
 
 _CHILDREN = """
@@ -76,30 +81,31 @@ def _check(output: str) -> None:
     assert "race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams" in output
     assert "call wait_stream() or wait_event() on the default stream of cuda:0" in output
     assert "allow_races takes a reason" in output
+    assert "FAILED test_it.py::test_that_fails_of_its_own - ValueError: an error of its own" in output
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
 def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=1", "--simulate-races", *workers)
-    assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
+    done = start(tmp_path, "--simulate-gpus=2", "--simulate-races", *workers)
+    assert counts(done) == {"failed": 4, "passed": 4}, done.stdout + done.stderr
     assert done.returncode == 1
     _check(done.stdout)
 
 
 @pytest.mark.slow
 def test_machines_of_tests(tmp_path: Path) -> None:
-    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(races='report')"))
+    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(gpus=2, races='report')"))
     done = start(tmp_path)
-    assert counts(done) == {"failed": 3, "passed": 4}, done.stdout + done.stderr
+    assert counts(done) == {"failed": 4, "passed": 4}, done.stdout + done.stderr
     _check(done.stdout)
 
 
 @pytest.mark.slow
 def test_without_the_option_races_pass(tmp_path: Path) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=1", "--strict-markers")
-    assert counts(done) == {"passed": 7}, done.stdout + done.stderr
+    done = start(tmp_path, "--simulate-gpus=2", "--strict-markers")
+    assert counts(done) == {"failed": 1, "passed": 7}, done.stdout + done.stderr
 
 
 def test_the_option_needs_gpus(tmp_path: Path) -> None:

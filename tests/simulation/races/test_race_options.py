@@ -54,6 +54,28 @@ def test_without_the_option_nothing_is_reported(program: str) -> None:
     assert (done.returncode, done.stderr) == (0, "")
 
 
+def test_a_certain_race_is_reported_beside_a_possible_one_of_the_same_lines() -> None:
+    program = """
+import torch
+from accelerator import simulation
+side, table = torch.cuda.Stream(), torch.ones(100, 10, device="cuda")
+def race(access):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        access(table)
+    table[50:].zero_()
+rows, added = torch.arange(5, device="cuda"), torch.ones(5, 10, device="cuda")
+accesses = lambda table: table.index_add_(0, rows, added), lambda table: table.add_(1)
+for number in (0, 0, 1, 1, 0):
+    race(accesses[number])
+print([race.is_possible for race in simulation.races()])
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    assert done.stdout == "[True, False]\n", done.stderr
+    assert done.stderr.count("race: possible, depending on values: 2000 bytes") == 1
+    assert done.stderr.count("race: 2000 bytes") == 1
+
+
 def test_raise_stops_the_second_op() -> None:
     done = support.python(RACE, simulated_environment(gpus=1, races="raise"))
     assert done.returncode == 1

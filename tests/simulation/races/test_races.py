@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from functools import cache
 from typing import Any
 
@@ -12,7 +13,7 @@ from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = needs_cuda_torch
+pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("races")]
 cases: Any = pytest.importorskip("tests.simulation.races.cases", reason="needs torch", exc_type=ImportError)
 
 _RUN = """
@@ -57,6 +58,93 @@ def _check(name: str, found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", cases.CASES)
 def test_case(name: str) -> None:
     _check(name, _found()[name])
+
+
+_NOTHING_ORDERS = ": nothing orders two accesses on two streams"
+_FLOATS = "bytes of a float32 tensor of shape"
+_WAIT = "call wait_stream() or wait_event() on {}, for {}, before the second access"
+_DEFAULT, _SIDE = "the default stream of cuda:0", "stream N of cuda:0"
+_REPLAYED = "cases.py:{captured} in _captured, in a graph that cases.py:{} in {name} launches"
+
+# The whole reports of one case of each kind, without folders and the numbers of streams. "{first}" and "{second}" are lines.
+TEXTS: dict[str, tuple[str, ...]] = {
+    "same_tensor": (
+        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+        f"aten::mul on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "view_and_base": (  # the tensor is that of the second access, the bytes are those of both
+        f"race: 400 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "overlapping_columns": (
+        f"race: 4000 {_FLOATS} (1000, 991){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "missing_record_stream": (
+        f"race: 49380 {_FLOATS} (12345,){_NOTHING_ORDERS}",
+        f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
+        f"aten::fill_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        f"the memory was freed in between: call record_stream(stream) on the tensor of the first access, with {_SIDE}, before"
+        " its last reference goes",
+    ),
+    "host_reads_too_early": (
+        "race: 4000 bytes of pinned memory, a float32 tensor of shape (1000,): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "the host reads byte 0 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
+    ),
+    "host_reads_the_end_too_early": (
+        "race: 400000 bytes of pinned memory, a float32 tensor of shape (100000,): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "the host reads byte 280004 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
+    ),
+    "host_writes_source": (
+        "race: 4000 bytes of pinned memory, a float32 tensor of shape (1000,): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} reads it: cases.py:{{first}} in {{name}}",
+        "the host writes byte 0 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host writes it",
+    ),
+    "two_replays": (
+        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+        f"aten::add_ on {_SIDE} writes it: {_REPLAYED.replace('{}', '{first}')}",
+        f"aten::add_ on {_SIDE} writes it: {_REPLAYED.replace('{}', '{second}')}",
+        _WAIT.format(_SIDE, _SIDE),
+    ),
+    "rows_of_table": (
+        f"race: possible, depending on values: 2000 {_FLOATS} (50, 10){_NOTHING_ORDERS}",
+        f"aten::index_select on {_SIDE} may read it: cases.py:{{first}} in {{name}}",
+        f"aten::zero_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "copy_between_gpus": (
+        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "aten::sum on stream N of cuda:1 reads it: cases.py:{second} in {name}",
+        _WAIT.format("stream N of cuda:1", _DEFAULT),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_report_word_by_word(name: str) -> None:
+    [race] = _found()[name]
+    (first, second), captured = cases.CASES[name].lines(), cases.captured_line()
+    names = {"first": first, "second": second, "captured": captured, "name": name}
+    expected = [line.format(**names) for line in TEXTS[name]]
+    lines = [line.strip() for line in re.sub(r"\S+/(?=cases\.py)", "", race["message"]).splitlines()]
+    lines = [re.sub(r"\bstream \d+ of", "stream N of", line) for line in lines]
+    assert lines == expected
+    assert [race[field].rpartition("/")[2] for field in ("first", "second")] == [
+        line.rpartition("/")[2] for line in race["message"].splitlines()[1:3]
+    ]
+    assert race["advice"] == race["message"].splitlines()[3].strip()
 
 
 @cache

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import importlib
+import types
 import warnings
 from typing import Any
 
@@ -67,3 +68,57 @@ def test_looking_for_parameters_asks_no_other_object(monkeypatch: pytest.MonkeyP
         history.note_out_of_memory()
     assert any(each is parameter for each in marked)
     assert not any(each is other for each in marked for other in (tensor, buffer))
+
+
+class Sharded(torch.Tensor):  # type: ignore[misc]
+    """Holds its memory as a DTensor does: in a local tensor."""
+
+    def __new__(cls, local: Any) -> Any:
+        tensor = torch.Tensor._make_subclass(cls, torch.empty(local.shape))
+        tensor._local_tensor = local
+        return tensor
+
+
+@pytest.mark.parametrize("is_sharded", [False, True])
+def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_marks", [])
+    monkeypatch.setattr(history, "_stepping", [])
+    monkeypatch.setattr(history, "_has_plot", True)
+    memory = {
+        name: [torch.ones(4, device="cuda") for _ in range(2)]
+        for name in ("parameters", "gradients", "optimizer state", "more optimizer state")
+    }
+    wrap: Any = Sharded if is_sharded else torch.Tensor.detach
+    parameters: list[Any] = []
+    for local, grad in zip(memory["parameters"], memory["gradients"], strict=True):
+        parameter = wrap(local)
+        parameter.grad = wrap(grad)
+        parameters.append(parameter)
+    states = zip(memory["optimizer state"], memory["more optimizer state"], strict=True)
+    optimizer = types.SimpleNamespace(
+        param_groups=[{"params": [parameter]} for parameter in parameters],
+        state={
+            parameter: {"step": torch.tensor(1.0), "exp_avg": wrap(one), "exp_avg_sq": wrap(other)}
+            for parameter, (one, other) in zip(parameters, states, strict=True)
+        },
+    )
+    expected = {tensor.data_ptr(): name.removeprefix("more ") for name, tensors in memory.items() for tensor in tensors}
+    history._note_step(optimizer)
+    history._mark_step(optimizer)
+    [(_, by_address)] = history._marks
+    assert by_address == expected
+    assert history._stepping == []
+
+    # Out of memory in the middle of the next step: the parameters are those that live, the optimizer the one that steps.
+    monkeypatch.setattr(gc, "get_objects", lambda: parameters)
+    monkeypatch.setattr(torch.nn, "Parameter", type(parameters[0]))
+    history._note_step(optimizer)
+    history.note_out_of_memory()
+    assert history._marks[1][1] == expected
+
+
+@pytest.mark.parametrize(("grow", "shrink"), [("segment_alloc", "segment_free"), ("segment_map", "segment_unmap")])
+def test_reserved_memory_falls_as_it_has_risen(grow: str, shrink: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_marks", [])
+    events = [event(grow, 0, 100), event(grow, 100, 20), event(shrink, 0, 100), event(shrink, 100, 20)]
+    assert [point[-1] for point in history._points(events)] == [100, 120, 20, 0]

@@ -112,6 +112,44 @@ def test_store_of_a_program() -> None:
     )
 
 
+def test_stores_answer_as_torchs_for_their_own_values() -> None:
+    run(
+        """
+        stores = dist.TCPStore("localhost", 1, world, is_master=False), dist.HashStore()
+        calls = (
+            *(("set", "a", "1"), ("get", "a"), ("set", "a", "2"), ("get", "a"), ("add", "n", 3), ("get", "n")),
+            *(("compare_set", "new", "", "x"), ("get", "new"), ("compare_set", "new", "y", "z"), ("get", "new")),
+            *(("compare_set", "new", "x", "z"), ("get", "new"), ("compare_set", "other", "y", "z"), ("check", ["other"])),
+            *(("check", ["a"]), ("check", ["a", "b"]), ("check", ["a", "n"]), ("append", "a", "3"), ("get", "a")),
+            *(("append", "c", "4"), ("get", "c"), ("multi_set", ["d", "e"], ["5", "6"]), ("multi_get", ["e", "d"])),
+            *(("num_keys",), ("delete_key", "a"), ("delete_key", "a"), ("check", ["a"]), ("num_keys",), ("add", "a", 1)),
+        )
+        for name, *arguments in calls:
+            ours, theirs = (getattr(store, name)(*arguments) for store in stores)
+            assert ours == theirs, (name, arguments, ours, theirs)
+        """
+    )
+
+
+def test_ranks_of_init_methods() -> None:
+    run(
+        """
+        environment = {"RANK": "5", "WORLD_SIZE": "7"}
+        for query, given, variables in (
+            *(("?rank=5&world_size=7", {}, {}), ("?world_size=7", {"rank": 5}, {}), ("", {"rank": 5, "world_size": 7}, {})),
+            *((None, {}, environment), ("?rank=5&world_size=7", {}, {"RANK": "1", "WORLD_SIZE": "2"})),
+        ):
+            dist.destroy_process_group()
+            for name in environment:
+                os.environ.pop(name, None)
+            os.environ.update(variables)
+            url = "env://" if query is None else "tcp://localhost:1" + query
+            dist.init_process_group("nccl", init_method=url, **given)
+            assert (dist.get_rank(), dist.get_world_size()) == (5, 7), (url, given, variables)
+        """
+    )
+
+
 def test_objects() -> None:
     run(
         """
@@ -128,6 +166,47 @@ def test_objects() -> None:
         with pytest.raises(RuntimeError, match="recv_object_list: this rank is rehearsed alone"):
             dist.recv_object_list([None], src=0)
         """
+    )
+
+
+@pytest.mark.parametrize(("rank", "ranks"), [(3, [1, 3, 5]), (5, [0, 5])])
+def test_objects_in_a_subgroup(rank: int, ranks: list[int]) -> None:
+    run(
+        f"""
+        ranks = {ranks}
+        group, other = dist.new_group(ranks), dist.new_group([rank])
+        place, count = ranks.index(rank), len(ranks)
+        """
+        + """
+        for size, part in ((count, group), (1, other), (world, None)):
+            objects = [None] * size
+            dist.all_gather_object(objects, rank, group=part)
+            assert objects == [rank] * size
+            for own in ({"dst": rank}, {"group_dst": dist.get_rank(part)}):
+                objects = [None] * size
+                dist.gather_object("mine", objects, group=part, **own)
+                assert objects == ["mine"] * size, own
+            for own in ({"src": rank}, {"group_src": dist.get_rank(part)}):
+                received = [None]
+                dist.scatter_object_list(received, list(range(size)), group=part, **own)
+                assert received == [dist.get_rank(part)], own
+        # The first rank of the group is another one.
+        for first in ({"dst": ranks[0]}, {"group_dst": 0}):
+            objects = ["kept"] * count
+            dist.gather_object("mine", objects, group=group, **first)
+            assert objects == ["kept"] * count, first
+        for first in ({"src": ranks[0]}, {"group_src": 0}):
+            with pytest.raises(RuntimeError, match="scatter_object_list: this rank is rehearsed alone"):
+                dist.scatter_object_list([None], ["a"] * count, group=group, **first)
+        # As in torch, the calls do nothing in a group to which this rank does not belong.
+        stranger, objects = dist.new_group([0, 1]), ["kept"] * 2
+        dist.all_gather_object(objects, "mine", group=stranger)
+        dist.gather_object("mine", objects, dst=rank, group=stranger)
+        dist.scatter_object_list(objects, ["a", "b"], src=rank, group=stranger)
+        dist.scatter_object_list(objects, None, src=0, group=stranger)
+        assert objects == ["kept"] * 2
+        """,
+        rank,
     )
 
 

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 MIB = 2**20
 # torch.cuda._sleep takes a number of clock cycles. A cycle of a simulated GPU lasts a nanosecond.
 MILLISECOND = 1_000_000
+# Of captures and of threads, by CUDA's numbers.
+MODES = ("global", "thread local", "relaxed")
 
 
 def sleep_on(stream: torch.cuda.Stream, cycles: int) -> torch.cuda.Stream:
@@ -372,26 +374,68 @@ class TestGraphs:
             stream.wait_event(event)
         assert self.end(runtime, stream) == 901
 
-    @pytest.mark.parametrize(
-        ("mode", "own_call", "other_call"), [("global", 900, 900), ("thread local", 900, 0), ("relaxed", 0, 0)]
-    )
     @pytest.mark.parametrize("in_other_thread", [False, True])
-    def test_capture_mode_decides_which_calls_fail(
-        self, runtime: ctypes.CDLL, mode: str, own_call: int, other_call: int, in_other_thread: bool
+    @pytest.mark.parametrize("thread_mode", MODES)
+    @pytest.mark.parametrize("mode", MODES)
+    def test_modes_of_capture_and_thread_decide_which_calls_fail(
+        self, runtime: ctypes.CDLL, mode: str, thread_mode: str, in_other_thread: bool
     ) -> None:
+        """A thread in global mode respects global captures of all threads, any but a relaxed one its own captures."""
+        respects = mode != "relaxed" and thread_mode != "relaxed"
+        if in_other_thread:
+            respects = mode == thread_mode == "global"
         stream, graph, pointer = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()
         assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
-        assert runtime.cudaStreamBeginCapture(stream, ["global", "thread local", "relaxed"].index(mode)) == 0
-        arguments = (ctypes.byref(pointer), ctypes.c_size_t(MIB))
+        assert runtime.cudaStreamBeginCapture(stream, MODES.index(mode)) == 0
+
+        def allocate() -> tuple[int, int]:
+            exchanged = ctypes.c_int(MODES.index(thread_mode))
+            assert runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(exchanged)) == 0
+            error = runtime.cudaMalloc(ctypes.byref(pointer), ctypes.c_size_t(MIB))
+            assert runtime.cudaThreadExchangeStreamCaptureMode(ctypes.byref(exchanged)) == 0
+            return error, exchanged.value
+
         if in_other_thread:
             with ThreadPoolExecutor(1) as pool:
-                error = pool.submit(runtime.cudaMalloc, *arguments).result()
+                error, exchanged = pool.submit(allocate).result()
         else:
-            error = runtime.cudaMalloc(*arguments)
-        assert error == (other_call if in_other_thread else own_call)
+            error, exchanged = allocate()
+        assert MODES[exchanged] == thread_mode
+        assert error == (900 if respects else 0)
         assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == (901 if error else 0)
         assert runtime.cudaFree(pointer) == 0
         assert runtime.cudaStreamDestroy(stream) == 0
+
+    def test_wait_for_an_event_that_was_never_recorded(self, runtime: ctypes.CDLL) -> None:
+        stream, event = torch.cuda.Stream(), ctypes.c_void_p()
+        assert runtime.cudaEventCreate(ctypes.byref(event)) == 0
+        self.begin(runtime, stream)
+        assert runtime.cudaStreamWaitEvent(ctypes.c_void_p(stream.cuda_stream), event, 0) == 0
+        assert self.end(runtime, stream) == 0
+        assert runtime.cudaEventDestroy(event) == 0
+
+    def test_two_instances_of_a_graph_that_grows(self, runtime: ctypes.CDLL) -> None:
+        """An instance does the work that its graph had when it was made."""
+        stream, graph, memory = torch.cuda.Stream(), ctypes.c_void_p(), torch.zeros(2, dtype=torch.uint8, device="cuda")
+        handle, instances = ctypes.c_void_p(stream.cuda_stream), [ctypes.c_void_p(), ctypes.c_void_p()]
+        torch.cuda.synchronize()
+        for number, instance in enumerate(instances):
+            if number == 0:
+                self.begin(runtime, stream)
+            else:
+                assert runtime.cudaStreamBeginCaptureToGraph(handle, graph, None, None, ctypes.c_size_t(0), 0) == 0
+            address = ctypes.c_void_p(memory.data_ptr() + number)
+            assert runtime.cudaMemsetAsync(address, 7, ctypes.c_size_t(1), handle) == 0
+            assert runtime.cudaStreamEndCapture(handle, ctypes.byref(graph)) == 0
+            assert runtime.cudaGraphInstantiate(ctypes.byref(instance), graph, 0) == 0
+        for instance, expected in zip(instances, ([7, 0], [7, 7]), strict=True):
+            memory.zero_()
+            torch.cuda.synchronize()
+            assert runtime.cudaGraphLaunch(instance, handle) == 0
+            stream.synchronize()
+            assert memory.tolist() == expected
+            assert runtime.cudaGraphExecDestroy(instance) == 0
+        assert runtime.cudaGraphDestroy(graph) == 0
 
     def test_end_capture_on_the_wrong_stream_or_thread(self, runtime: ctypes.CDLL) -> None:
         stream, other, graph = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_void_p()

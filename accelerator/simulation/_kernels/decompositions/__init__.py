@@ -66,5 +66,4 @@ _MODULES = (
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: function for module in _MODULES for name, function in module.DECOMPOSITIONS.items()
 }
-_WITH_NEEDS = (convolution, fft, linalg, normalization, reductions, softmax, zeroing)
-NEEDS: dict[str, Need] = {name: need for module in _WITH_NEEDS for name, need in module.NEEDS.items()}
+NEEDS: dict[str, Need] = {name: need for module in _MODULES for name, need in getattr(module, "NEEDS", {}).items()}

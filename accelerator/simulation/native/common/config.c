@@ -122,6 +122,7 @@ static void read_environment(void)
     config.cu_init_delay = read_delay("cuInit");
     config.nvml_init_delay = read_delay("nvmlInit");
     config.fills_with_nan = strcmp(READ(FILL), "nan") == 0;
+    config.is_rehearsed = *READ(REHEARSE) != 0;
     read_gpus();
     read_error_rules();
 }

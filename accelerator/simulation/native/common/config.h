@@ -50,6 +50,7 @@ struct sim_config {
     char driver_version[80]; /* "595.45.04" */
     int cuda_version;        /* 13020 for CUDA 13.2 */
     bool fills_with_nan;     /* new device memory, instead of zeros */
+    bool is_rehearsed;       /* programs go on beyond the memory of a GPU */
     struct sim_error_rule error_rules[SIM_MAX_ERROR_RULES];
     int cu_init_delay, nvml_init_delay; /* milliseconds */
     char log_path[4096];

@@ -7,10 +7,12 @@
 #define ACCELERATOR_SIM_STATE_H
 
 #include <stdint.h>
+#include <stdbool.h>
 #include <sys/types.h>
 
 enum {
     SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
+    SIM_EXCESS = 8,
 };
 
 struct sim_state;
@@ -23,14 +25,19 @@ struct sim_usage {
     uint64_t memory;
 };
 
+/* ---- state.c ---- */
+
 /* Opens or creates the state, for the driver. Returns NULL, after a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
 
 /* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
 struct sim_state *sim_state_find(void);
 
-/* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. */
-int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes);
+/* ---- accounts.c ---- */
+
+/* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. A rehearsed program may have
+ * SIM_EXCESS times the memory there is, so that what it needs can be told. */
+int sim_state_charge(struct sim_state *state, int gpu, int instance, uint64_t bytes, bool may_exceed);
 void sim_state_release(struct sim_state *state, int gpu, int instance, uint64_t bytes);
 void sim_state_add_context(struct sim_state *state, int gpu, int instance, int change);
 

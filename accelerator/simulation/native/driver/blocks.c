@@ -62,6 +62,27 @@ int find_memory(const void *address, struct sim_memory *memory)
     return is_in_use;
 }
 
+static uintptr_t distance(const struct sim_memory *memory, uintptr_t address)
+{
+    uintptr_t low = (uintptr_t)memory->base, end = low + memory->size;
+    return address < low ? low - address : address >= end ? address - end : 0;
+}
+
+int find_nearest(const void *address, struct sim_memory *memory)
+{
+    bool is_found = false;
+    memory_lock();
+    size_t index = sorted_index(&blocks, (uintptr_t)address);
+    for (size_t i = index > 0 ? index - 1 : 0; i <= index && i < blocks.count; i++) {
+        const struct block *block = blocks.items[i].value;
+        if (!is_found || distance(&block->memory, (uintptr_t)address) < distance(memory, (uintptr_t)address))
+            *memory = block->memory;
+        is_found = true;
+    }
+    memory_unlock();
+    return is_found;
+}
+
 void set_pool(void *address, void *pool)
 {
     memory_lock();

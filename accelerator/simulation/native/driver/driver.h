@@ -70,7 +70,9 @@ static inline CUresult enter_context(const char *function)
 {
     const struct sim_device *context = current_context();
     RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
-    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
+    if (!context)
+        return ERROR_INVALID_CONTEXT;
+    return __builtin_expect(context->is_failure_known, 0) ? context->failure : SUCCESS;
 }
 
 /* blocks.c */
@@ -97,6 +99,7 @@ void block_remove(struct block *block);
 bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 int find_memory(const void *address, struct sim_memory *memory);
+int find_nearest(const void *address, struct sim_memory *memory);
 void set_pool(void *address, void *pool);
 bool set_idle(void *address, bool is_idle);
 
@@ -108,6 +111,8 @@ static inline size_t round_to_pages(size_t size)
 /* charges.c. charge() returns false if the device or the host has less memory left. */
 bool charge(enum sim_memory_type type, int device, uint64_t bytes);
 void release(enum sim_memory_type type, int device, uint64_t bytes);
+size_t largest_allocation(const struct sim_device *device);
+void end_of_allocation(void); /* of memory that was got and mapped */
 
 /* ranges.c */
 bool is_mapped_memory(const void *address, size_t size); /* by the operating system */
@@ -120,9 +125,16 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
-/* runtime.c */
+/* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
+static inline CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
+{
+    RETURN_IF_ERROR(enter_context(function));
+    *functions = find_runtime();
+    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
+}
+
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);
 int wait_for_pending_on_stream(CUstream stream);
@@ -136,12 +148,22 @@ extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose
 int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 /* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
 bool read_refusal(char *text, size_t size);
-void refusal_raises(_Atomic int *attention); /* of the runtime that is used from now on */
+void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
+
+extern _Atomic int failure_count; /* devices that the process has lost */
+
+void fail_device(int ordinal, int error);
 
 /* What copies and waits return that have succeeded. */
 static inline CUresult unless_refused(void)
 {
-    return pending_refusal == 0 ? SUCCESS : ERROR_NOT_SUPPORTED;
+    if (pending_refusal != 0)
+        return ERROR_NOT_SUPPORTED;
+    struct sim_device *context = failure_count != 0 ? current_context() : NULL;
+    if (!context || context->failure == SUCCESS)
+        return SUCCESS;
+    context->is_failure_known = true;
+    return context->failure;
 }
 
 /* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */

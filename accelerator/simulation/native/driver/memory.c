@@ -85,7 +85,7 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
     RETURN_IF_ERROR(enter_context(__func__));
     if (!address || size == 0)
         return ERROR_INVALID_VALUE;
-    if (size > current_context()->memory)
+    if (size > largest_allocation(current_context()))
         return ERROR_OUT_OF_MEMORY; /* also keeps the rounding below from overflowing */
     return allocate(SIM_DEVICE_MEMORY, size, (void **)address);
 }
@@ -96,7 +96,7 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
     enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
     if (!address || size == 0 || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
         return ERROR_INVALID_VALUE;
-    if (size > current_context()->memory)
+    if (size > largest_allocation(current_context()))
         return ERROR_OUT_OF_MEMORY;
     return allocate(SIM_MANAGED_MEMORY, size, (void **)address);
 }

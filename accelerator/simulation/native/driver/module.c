@@ -1,48 +1,12 @@
-/* libcuda.so.1: modules and kernels compiled at run time.
+/* libcuda.so.1: modules, libraries and kernels. The runtime runs them, as it owns the streams. A library is a module, and its
+ * kernels are the module's functions.
  *
- * Modules load, but their kernels do not run. If simulated GPUs compute (ACCELERATOR_SIM_COMPUTE=1), a launch fails,
- * because the program would read wrong results. Otherwise it succeeds and does nothing. */
+ * Without computation (ACCELERATOR_SIM_COMPUTE is not 1), a launch succeeds and does nothing. */
 #include "driver.h"
 
-#include <pthread.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
-
-/* The handle of every module, because programs only pass it back. A function is identified by its name alone. */
-static char any_module;
-
-struct function {
-    struct function *next;
-    bool is_reported; /* each function is reported on stderr once */
-    char name[];
-};
-
-static struct function *functions;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-
-static struct function *find_or_add_function(const char *name)
-{
-    pthread_mutex_lock(&lock);
-    struct function *function = functions;
-    while (function && strcmp(function->name, name) != 0)
-        function = function->next;
-    if (!function && (function = calloc(1, sizeof *function + strlen(name) + 1))) {
-        strcpy(function->name, name);
-        function->next = functions;
-        functions = function;
-    }
-    pthread_mutex_unlock(&lock);
-    return function;
-}
-
-static CUresult refuse_function(struct function *function)
-{
-    pthread_mutex_lock(&lock);
-    const bool is_reported = function->is_reported;
-    function->is_reported = true;
-    pthread_mutex_unlock(&lock);
-    return refuse_launch(function->name, NULL, is_reported);
-}
 
 static bool is_compute_enabled(void)
 {
@@ -50,71 +14,154 @@ static bool is_compute_enabled(void)
     return value && strcmp(value, "1") == 0;
 }
 
-static CUresult load_module(const char *function, void **module, const void *image)
+static CUresult load(const char *function, void **module, const void *image)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(function, &functions));
+    return module && image ? functions->load_module(image, module) : ERROR_INVALID_VALUE;
+}
+
+static CUresult load_file(const char *function, void **module, const char *path)
 {
     RETURN_IF_ERROR(enter_context(function));
-    if (!module || !image)
-        return ERROR_INVALID_VALUE;
-    *module = &any_module;
-    return SUCCESS;
+    FILE *file = module && path ? fopen(path, "rb") : NULL;
+    if (!file)
+        return module && path ? ERROR_FILE_NOT_FOUND : ERROR_INVALID_VALUE;
+    char *data = NULL;
+    size_t size = 0, capacity = 0;
+    do {
+        char *larger = size == capacity ? realloc(data, (capacity = 2 * capacity + 65536) + 1) : data;
+        if (!larger)
+            break;
+        data = larger;
+        size += fread(data + size, 1, capacity - size, file);
+    } while (size == capacity);
+    fclose(file);
+    CUresult result = ERROR_OUT_OF_MEMORY;
+    if (data && size < capacity) {
+        data[size] = '\0';
+        result = size > 16 ? load(function, module, data) : ERROR_INVALID_IMAGE;
+    }
+    free(data);
+    return result;
 }
 
 SIM_EXPORT CUresult cuModuleLoad(void **module, const char *path)
 {
-    return load_module(__func__, module, path);
+    return load_file(__func__, module, path);
 }
 
 SIM_EXPORT CUresult cuModuleLoadData(void **module, const void *image)
 {
-    return load_module(__func__, module, image);
+    return load(__func__, module, image);
 }
 
 SIM_EXPORT CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
 {
     (void)count, (void)options, (void)values;
-    return load_module(__func__, module, image);
+    return load(__func__, module, image);
+}
+
+SIM_EXPORT CUresult cuModuleLoadFatBinary(void **module, const void *image)
+{
+    return load(__func__, module, image);
 }
 
 SIM_EXPORT CUresult cuModuleUnload(void *module)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    return module == &any_module ? SUCCESS : ERROR_INVALID_HANDLE;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return module ? functions->unload_module(module) : ERROR_INVALID_HANDLE;
+}
+
+static CUresult find_function(const char *caller, void **function, void *module, const char *name)
+{
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(caller, &functions));
+    if (!function || !name)
+        return ERROR_INVALID_VALUE;
+    return module ? functions->find_function(module, name, function) : ERROR_INVALID_HANDLE;
+}
+
+static CUresult find_global(const char *caller, CUdeviceptr *address, size_t *size, void *module, const char *name)
+{
+    const struct sim_runtime *functions;
+    void *found = NULL;
+    size_t found_size = 0;
+    RETURN_IF_ERROR(enter_runtime(caller, &functions));
+    if (!name || !module)
+        return name ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(functions->find_global(module, name, &found, &found_size));
+    if (address)
+        *address = (CUdeviceptr)found;
+    if (size)
+        *size = found_size;
+    return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuModuleGetFunction(void **function, void *module, const char *name)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    if (!function || !name)
-        return ERROR_INVALID_VALUE;
-    if (module != &any_module)
-        return ERROR_INVALID_HANDLE;
-    *function = find_or_add_function(name);
-    return *function ? SUCCESS : ERROR_OUT_OF_MEMORY;
+    return find_function(__func__, function, module, name);
 }
 
-static int function_attribute(int attribute)
+SIM_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, void *module, const char *name)
 {
-    enum { BLOCK_SIZE = 0, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6 };
-    switch (attribute) {
-    case BLOCK_SIZE:
-        return SIM_MAX_THREADS_PER_BLOCK;
-    case REGISTERS:
-        return 32;
-    case PTX_VERSION:
-    case BINARY_VERSION:
-        return current_context()->major * 10 + current_context()->minor;
-    default:
-        return 0;
-    }
+    return find_global(__func__, address, size, module, name);
+}
+
+SIM_EXPORT CUresult cuLibraryLoadData(void **library, const void *image, int *options, void **values, unsigned count,
+                                      int *library_options, void **library_values, unsigned library_count)
+{
+    (void)options, (void)values, (void)count, (void)library_options, (void)library_values, (void)library_count;
+    return load(__func__, library, image);
+}
+
+SIM_EXPORT CUresult cuLibraryLoadFromFile(void **library, const char *path, int *options, void **values, unsigned count,
+                                          int *library_options, void **library_values, unsigned library_count)
+{
+    (void)options, (void)values, (void)count, (void)library_options, (void)library_values, (void)library_count;
+    return load_file(__func__, library, path);
+}
+
+SIM_EXPORT CUresult cuLibraryUnload(void *library)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cuModuleUnload(library);
+}
+
+SIM_EXPORT CUresult cuLibraryGetKernel(void **kernel, void *library, const char *name)
+{
+    return find_function(__func__, kernel, library, name);
+}
+
+SIM_EXPORT CUresult cuLibraryGetModule(void **module, void *library)
+{
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!module || !library)
+        return ERROR_INVALID_VALUE;
+    *module = library;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, void *library, const char *name)
+{
+    return find_global(__func__, address, size, library, name);
+}
+
+SIM_EXPORT CUresult cuKernelGetFunction(void **function, void *kernel)
+{
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!function || !kernel)
+        return ERROR_INVALID_VALUE;
+    *function = kernel;
+    return SUCCESS;
 }
 
 SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    if (!value || !function)
-        return ERROR_INVALID_VALUE;
-    *value = function_attribute(attribute);
-    return SUCCESS;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return value && function ? functions->function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
 }
 
 SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device)
@@ -125,9 +172,15 @@ SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel
 
 SIM_EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    (void)attribute, (void)value;
-    return function ? SUCCESS : ERROR_INVALID_VALUE;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    return function ? functions->set_function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device)
+{
+    RETURN_IF_ERROR(enter_device(__func__, device));
+    return cuFuncSetAttribute(kernel, attribute, value);
 }
 
 SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
@@ -137,43 +190,89 @@ SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
     return function ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
+/* The parameters as one buffer, if `extra` has it. */
+static const char *buffer_in(void **extra)
+{
+    static void *const buffer_key = (void *)1;
+    while (extra && *extra) {
+        if (*extra == buffer_key)
+            return extra[1];
+        extra += 2;
+    }
+    return NULL;
+}
+
+static CUresult launch(void *function, const struct sim_launch *launched, CUstream stream, void **parameters, void **extra)
+{
+    const struct sim_runtime *functions = find_runtime();
+    const uint32_t *grid = launched->grid, *block = launched->block;
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    if (!functions)
+        return ERROR_NOT_SUPPORTED;
+    if (!function || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
+        return ERROR_INVALID_VALUE;
+    if (!is_compute_enabled())
+        return SUCCESS;
+    return functions->launch_function(function, launched, stream, parameters, buffer_in(extra));
+}
+
 SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,
                                    unsigned block_y, unsigned block_z, unsigned shared_memory, CUstream stream,
                                    void **parameters, void **extra)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    (void)shared_memory, (void)stream, (void)parameters, (void)extra;
-    uint64_t threads = (uint64_t)block_x * block_y * block_z;
-    if (!function || grid_x == 0 || grid_y == 0 || grid_z == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
-        return ERROR_INVALID_VALUE;
-    return is_compute_enabled() ? refuse_function(function) : SUCCESS;
+    const struct sim_launch launched = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_memory, false, false};
+    return launch(function, &launched, stream, parameters, extra);
 }
 
 SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z,
                                               unsigned block_x, unsigned block_y, unsigned block_z,
                                               unsigned shared_memory, CUstream stream, void **parameters)
 {
-    RETURN_IF_ERROR(enter(__func__));
-    return cuLaunchKernel(function, grid_x, grid_y, grid_z, block_x, block_y, block_z, shared_memory, stream,
-                          parameters, NULL);
+    RETURN_IF_ERROR(enter_context(__func__));
+    const struct sim_launch launched = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_memory, true, false};
+    return launch(function, &launched, stream, parameters, NULL);
 }
+
+struct launch_attribute {
+    int id;
+    char padding[4];
+    union {
+        int cooperative;
+        unsigned cluster[3];
+        char bytes[64];
+    } value;
+};
+_Static_assert(sizeof(struct launch_attribute) == 72, "as in CUDA's ABI");
 
 struct launch_configuration {
     unsigned grid[3], block[3];
     unsigned shared_memory;
     CUstream stream;
-    void *attributes;
+    const struct launch_attribute *attributes;
     unsigned attribute_count;
 };
 
-SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *launch, void *function, void **parameters,
+SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configuration, void *function, void **parameters,
                                      void **extra)
 {
-    RETURN_IF_ERROR(enter(__func__));
-    if (!launch)
+    enum { COOPERATIVE = 2, CLUSTER = 4 };
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!configuration)
         return ERROR_INVALID_VALUE;
-    return cuLaunchKernel(function, launch->grid[0], launch->grid[1], launch->grid[2], launch->block[0],
-                          launch->block[1], launch->block[2], launch->shared_memory, launch->stream, parameters, extra);
+    const unsigned *grid = configuration->grid, *block = configuration->block;
+    struct sim_launch launched = {
+        .grid = {grid[0], grid[1], grid[2]},
+        .block = {block[0], block[1], block[2]},
+        .shared_memory = configuration->shared_memory,
+    };
+    for (unsigned i = 0; i < configuration->attribute_count; i++) {
+        const struct launch_attribute *attribute = &configuration->attributes[i];
+        const unsigned *cluster = attribute->value.cluster;
+        launched.is_cooperative |= attribute->id == COOPERATIVE && attribute->value.cooperative;
+        launched.has_clusters |= attribute->id == CLUSTER && (uint64_t)cluster[0] * cluster[1] * cluster[2] > 1;
+    }
+    return launch(function, &launched, configuration->stream, parameters, extra);
 }
 
 SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
@@ -188,10 +287,9 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, 
 SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,
                                                                 size_t shared_memory)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    (void)shared_memory;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
     if (!blocks || !function || block_size <= 0)
         return ERROR_INVALID_VALUE;
-    *blocks = SIM_THREADS_PER_PROCESSOR / block_size;
-    return SUCCESS;
+    return functions->function_occupancy(function, block_size, shared_memory, blocks);
 }

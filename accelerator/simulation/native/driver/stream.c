@@ -1,13 +1,6 @@
 /* libcuda.so.1: streams. They belong to the CUDA runtime. */
 #include "driver.h"
 
-static CUresult enter_runtime(const char *function, const struct sim_runtime **functions)
-{
-    RETURN_IF_ERROR(enter_context(function));
-    *functions = find_runtime();
-    return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
-}
-
 SIM_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
     const struct sim_runtime *functions;

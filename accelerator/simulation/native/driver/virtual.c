@@ -248,6 +248,7 @@ SIM_EXPORT CUresult cuMemMap(CUdeviceptr address, size_t size, size_t offset, vo
         find_reservation(address, size) && !block_overlaps((void *)address, size))
         result = map_physical(address, physical);
     memory_unlock();
+    end_of_allocation();
     return result;
 }
 

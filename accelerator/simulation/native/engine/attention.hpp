@@ -10,6 +10,7 @@
 #include <ATen/ops/empty.h>
 #include <ATen/ops/full.h>
 #include <ATen/ops/zeros.h>
+#include <c10/util/strides.h>
 
 #include <array>
 #include <limits>
@@ -31,8 +32,9 @@ struct Composition {
 // Returns the tensor with heads inside rows in memory and without gaps, as CUDA's kernels do.
 inline at::Tensor with_heads_inside(const at::Tensor& tensor)
 {
-    const auto rows = tensor.transpose(1, 2);
-    return rows.is_contiguous() ? tensor : rows.contiguous().transpose(1, 2);
+    const auto rows = tensor.transpose(1, 2).contiguous();
+    // A single row or head may have any stride and counts as contiguous.
+    return rows.as_strided(rows.sizes(), c10::contiguous_strides(rows.sizes())).transpose(1, 2);
 }
 
 inline bool has_no_elements(const c10::IValue& value)

@@ -15,8 +15,8 @@ namespace engine {
 
 enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR, DEVICE, OTHER };
 
-constexpr auto PYTHON_KEY = DispatchKey::PrivateUse2; // no device has it
-constexpr DispatchKeySet PYTHON_KEYS(PYTHON_KEY);
+constexpr auto OVERRIDE_KEY = DispatchKey::PrivateUse2; // no device has it
+constexpr DispatchKeySet OVERRIDE_KEYS(OVERRIDE_KEY);
 
 // What a look at the arguments tells about a call.
 struct Look {
@@ -43,7 +43,7 @@ public:
         Look look;
         if (C10_LIKELY(run(op, stack, look)))
             return;
-        op.redispatchBoxed(PYTHON_KEYS, stack);
+        op.redispatchBoxed(OVERRIDE_KEYS, stack);
         if (look.lacks_workspace)
             workspaces.add(look.device);
     }

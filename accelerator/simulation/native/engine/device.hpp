@@ -26,7 +26,7 @@ inline const c10::impl::DeviceGuardImplInterface& cuda()
 // Whether the current stream of the device neither captures nor waits, and no error is pending.
 inline bool is_current_stream_free(c10::DeviceIndex device)
 {
-    if (C10_LIKELY(runtime->attention->load(std::memory_order_relaxed) == 0))
+    if (C10_LIKELY(runtime->needs_checks->load(std::memory_order_relaxed) == 0))
         return true;
     void* stream = nullptr;
     return aoti_torch_get_current_cuda_stream(device, &stream) == 0 && runtime->is_stream_free(stream, device);

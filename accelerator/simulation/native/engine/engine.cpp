@@ -1,8 +1,8 @@
 // The engine: one kernel for the usual calls of all ops, compiled against the headers of the installed torch. Without it, the
 // same ops run in Python, slower (_kernels/dispatch.py).
 //
-// memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp
-// the device of a call, races.hpp race detection, attention.hpp attention, call.hpp a call.
+// memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp the device of a call, races.hpp race
+// detection, attention.hpp attention, call.hpp a call, race_call.hpp a call whose accesses race detection records.
 #include "common/same_build.h"
 #include "race_call.hpp"
 

@@ -12,6 +12,7 @@
 #ifndef __cplusplus
 #include "interface/cuda_errors.h"
 #include "interface/driver_table.h"
+#include "interface/kernel_runs.h"
 #include "interface/nvml_types.h"
 #include "interface/pending.h"
 #include "interface/race_hooks.h"

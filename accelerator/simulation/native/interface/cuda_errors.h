@@ -35,6 +35,7 @@
     X(NOT_FOUND, 500, cudaErrorSymbolNotFound, "named symbol not found")                                               \
     X(NOT_READY, 600, cudaErrorNotReady, "device not ready")                                                           \
     X(ILLEGAL_ADDRESS, 700, cudaErrorIllegalAddress, "an illegal memory access was encountered")                       \
+    X(LAUNCH_OUT_OF_RESOURCES, 701, cudaErrorLaunchOutOfResources, "too many resources requested for launch")          \
     X(LAUNCH_TIMEOUT, 702, cudaErrorLaunchTimeout, "the launch timed out and was terminated")                          \
     X(PEER_ACCESS_ALREADY_ENABLED, 704, cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled")           \
     X(PRIMARY_CONTEXT_ACTIVE, 708, cudaErrorSetOnActiveProcess, "cannot set while device is active in this process")   \
@@ -44,7 +45,13 @@
       "part or all of the requested memory range is already mapped")                                                   \
     X(HOST_MEMORY_NOT_REGISTERED, 713, cudaErrorHostMemoryNotRegistered,                                               \
       "pointer does not correspond to a registered memory region")                                                     \
+    X(HARDWARE_STACK_ERROR, 714, cudaErrorHardwareStackError, "hardware stack error")                                  \
+    X(ILLEGAL_INSTRUCTION, 715, cudaErrorIllegalInstruction, "an illegal instruction was encountered")                 \
+    X(MISALIGNED_ADDRESS, 716, cudaErrorMisalignedAddress, "misaligned address")                                       \
+    X(INVALID_PC, 718, cudaErrorInvalidPc, "invalid program counter")                                                  \
     X(LAUNCH_FAILED, 719, cudaErrorLaunchFailure, "unspecified launch failure")                                        \
+    X(COOPERATIVE_LAUNCH_TOO_LARGE, 720, cudaErrorCooperativeLaunchTooLarge,                                           \
+      "too many blocks in cooperative launch")                                                                         \
     X(NOT_PERMITTED, 800, cudaErrorNotPermitted, "operation not permitted")                                            \
     X(NOT_SUPPORTED, 801, cudaErrorNotSupported, "operation not supported")                                            \
     X(SYSTEM_NOT_READY, 802, cudaErrorSystemNotReady, "system not yet initialized")                                    \

@@ -32,6 +32,9 @@ struct sim_device {
     _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
+    /* The error of a kernel, with which the process has lost the device, or 0. Calls return it from the first wait on. */
+    _Atomic int failure;
+    _Atomic bool is_failure_known;
 };
 
 enum sim_memory_type {
@@ -62,7 +65,13 @@ struct sim_ipc_handle {
     char bytes[64];
 };
 
-/* The functions of the runtime that the driver calls: the runtime owns the streams. */
+struct sim_launch {
+    uint32_t grid[3], block[3];
+    size_t shared_memory;
+    bool is_cooperative, has_clusters;
+};
+
+/* The functions of the runtime that the driver calls: the runtime owns the streams, and runs kernels. */
 struct sim_runtime {
     int (*create_stream)(void **stream, unsigned flags, int priority);
     int (*destroy_stream)(void *stream);
@@ -72,7 +81,16 @@ struct sim_runtime {
     int (*wait_for_pending_on_device)(int ordinal);
     int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
-    _Atomic int *attention; /* not zero if ops must look before they compute */
+    int (*load_module)(const void *data, void **module);
+    int (*unload_module)(void *module);
+    int (*find_function)(void *module, const char *name, void **function);
+    int (*find_global)(void *module, const char *name, void **address, size_t *size);
+    /* The parameters are pointers to each, or one buffer with all. */
+    int (*launch_function)(void *function, const struct sim_launch *launch, void *stream, void **parameters, const char *buffer);
+    int (*function_attribute)(void *function, int attribute, int *value);
+    int (*set_function_attribute)(void *function, int attribute, int value);
+    int (*function_occupancy)(void *function, int threads, size_t dynamic_shared, int *blocks);
+    _Atomic int *needs_checks; /* not zero if ops must look before they compute */
 };
 
 struct sim_driver {
@@ -99,6 +117,8 @@ struct sim_driver {
     int (*find_memory)(const void *address, struct sim_memory *memory);
     /* Whether a copy may use the range: memory that CUDA knows, within its bounds, or mapped host memory. */
     int (*is_valid_range)(const void *address, size_t size);
+    /* Finds the memory that holds `address` or is nearest to it, in use or not; returns 0 if there is none. */
+    int (*find_nearest)(const void *address, struct sim_memory *memory);
     void (*set_pool)(void *address, void *pool);
     /* Marks a block of a pool as idle or in use. Returns false if it was so already. */
     bool (*set_idle)(void *address, bool is_idle);
@@ -113,6 +133,8 @@ struct sim_driver {
     _Atomic uint64_t *pending_refusal;
     int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
     bool (*read_refusal)(char *text, size_t size);
+    _Atomic int *failure_count; /* devices that the process has lost */
+    void (*fail_device)(int ordinal, int error);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);

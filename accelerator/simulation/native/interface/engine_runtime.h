@@ -15,7 +15,7 @@
 
 struct engine_runtime {
     const char *boundary; /* see boundary.h; stays the first member */
-    SHARED_ATOMIC(int) * attention; /* not zero if a stream captures or waits for a collective, or an error is pending */
+    SHARED_ATOMIC(int) * needs_checks; /* not zero if a stream captures or waits for a collective, or an error is pending */
     int (*is_stream_free)(void *stream, int device); /* whether it neither captures nor waits, and no error is pending */
     int (*is_device_memory)(const void *address);
     void (*clear_memory)(void *address, size_t size); /* of the device */

@@ -5,16 +5,16 @@
 
 #include "common/state.h"
 
-struct memory_figures {
+struct nvml_memory_figures {
     uint64_t total, reserved, free, used;
 };
 
 /* The total of a GPU includes what its driver reserves. */
-static struct memory_figures read_memory(const struct nvml_device *device)
+static struct nvml_memory_figures read_memory(const struct nvml_device *device)
 {
     const struct sim_memory_figures memory = sim_state_memory(sim_state_find(), device->gpu, device->instance);
     const uint64_t reserve = nvml_is_instance(device) ? 0 : sim_config()->gpus[device->gpu].reserve;
-    return (struct memory_figures){memory.total + reserve, reserve, memory.free, memory.used};
+    return (struct nvml_memory_figures){memory.total + reserve, reserve, memory.free, memory.used};
 }
 
 struct memory_v1 {
@@ -26,7 +26,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *inf
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
-    struct memory_figures memory = read_memory(&device);
+    struct nvml_memory_figures memory = read_memory(&device);
     *info = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_OK;
 }
@@ -37,7 +37,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct nvml_memory
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
     if (info->version != (sizeof *info | 2 << 24))
         return NVML_VERSION_MISMATCH;
-    struct memory_figures memory = read_memory(&device);
+    struct nvml_memory_figures memory = read_memory(&device);
     *info = (struct nvml_memory){info->version, memory.total, memory.reserved, memory.free, memory.used};
     return NVML_OK;
 }

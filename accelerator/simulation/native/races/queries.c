@@ -6,21 +6,19 @@
 /* The watchdog asks about ten times a second, until a stream or the host has waited for the event. */
 enum { LATE_ANSWERS = 2, LATE_ANSWERS_OF_WATCHDOG = 100 };
 
-static _Thread_local bool queries_for_program; /* the calling thread's queries are the program's own */
-
 static void *find_python(const char *name)
 {
     return dlsym(RTLD_DEFAULT, name);
 }
 
-/* Whether the program itself makes the calling thread's queries. torch.Event and torch.Stream, which Python cannot mark, query while
- * they hold the GIL. Allocators, work objects and NCCL's watchdog do not hold it. */
+/* Whether the program itself makes the calling thread's queries: events, streams and work objects hold the GIL when Python asks
+ * them. Allocators and NCCL's watchdog do not hold it. */
 static bool is_for_program(void)
 {
     static int (*holds_gil)(void);
     if (!holds_gil)
         *(void **)&holds_gil = find_python("PyGILState_Check");
-    return queries_for_program || (holds_gil && holds_gil());
+    return holds_gil && holds_gil();
 }
 
 /* NCCL's watchdog polls in a thread that runs no Python. */
@@ -83,10 +81,4 @@ bool race_delays_stream(struct race_stream *stream, const void *caller)
     const bool delays = is_late(clock_of(&present, stream, &index), &stream->queries, false, caller);
     pthread_mutex_unlock(&race_lock);
     return delays;
-}
-
-/* Python says that the queries which the thread makes now are the program's own. */
-EXPORT void accelerator_simulation_race_queries(int are_for_program)
-{
-    queries_for_program = are_for_program;
 }

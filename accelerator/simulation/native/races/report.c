@@ -1,4 +1,4 @@
-/* Race detection: the words of a report. */
+/* Race detection: which races are reported, and the words. Python splits a report into its lines (_found_races.py). */
 #include "races.h"
 
 #include <fcntl.h>
@@ -101,9 +101,10 @@ static bool is_published(int first, int second, bool is_possible)
     return false;
 }
 
+/* A report has four lines: what nothing orders, the first access, the second, the advice. */
 void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse)
 {
-    char memory[300], streams[2][60], places[2][2200], *text = NULL, advice[400];
+    char memory[300], streams[2][60], places[2][2200], *text = NULL, advice[400]; /* longer than all advice with a stream's text */
     const bool is_possible = (first->flags | second->flags) & RACE_PART;
     const int first_place = first->launch ? first->launch * 65536 + first->place : first->place;
     const int second_place = second->launch ? second->launch * 65536 + second->place : second->place;

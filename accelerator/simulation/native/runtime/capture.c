@@ -6,9 +6,17 @@
 
 #include <pthread.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum capture_mode { GLOBAL, THREAD_LOCAL, RELAXED };
 enum capture_status { NOT_CAPTURING, CAPTURING, INVALIDATED };
+
+/* How much work of each stream of a capture something waits for, by the stream's index. It lives as long as the capture. */
+struct captured_work {
+    struct captured_work *next;
+    size_t stream_count;
+    size_t counts[];
+};
 
 struct capture {
     uint64_t id;
@@ -19,6 +27,8 @@ struct capture {
     bool is_graph_callers; /* cudaStreamBeginCaptureToGraph() passed it */
     struct node *last_node;
     struct stream *origin, *streams;
+    size_t stream_count;
+    struct captured_work *works; /* all of them, to free them */
     struct capture *next;
 };
 
@@ -52,13 +62,37 @@ cudaError_t forbid_if_capturing(void)
     return error;
 }
 
-static void add_stream(struct capture *capture, struct stream *stream)
+/* Returns NULL without memory. */
+static struct captured_work *copy_work(struct capture *capture, const struct captured_work *work, size_t stream_count)
 {
-    stream->captured_count = 0;
-    stream->is_unjoined = false;
+    struct captured_work *copy = calloc(1, sizeof *copy + stream_count * sizeof *copy->counts);
+    if (!copy)
+        return NULL;
+    if (work)
+        memcpy(copy->counts, work->counts, work->stream_count * sizeof *copy->counts);
+    copy->stream_count = stream_count;
+    copy->next = capture->works;
+    capture->works = copy;
+    return copy;
+}
+
+static void free_works(struct capture *capture)
+{
+    for (struct captured_work *work = capture->works, *next; work; work = next) {
+        next = work->next;
+        free(work);
+    }
+}
+
+static bool add_stream(struct capture *capture, struct stream *stream)
+{
+    if (!(stream->known = copy_work(capture, NULL, capture->stream_count + 1)))
+        return false;
+    stream->captured_index = capture->stream_count++;
     stream->next = capture->streams;
     capture->streams = stream;
     stream->capture = capture;
+    return true;
 }
 
 static struct capture *find_capture(uint64_t id)
@@ -72,7 +106,10 @@ static struct capture *find_capture(uint64_t id)
 static cudaError_t add_capture(struct stream *stream, struct graph *graph, int mode)
 {
     struct capture *capture = calloc(1, sizeof *capture);
-    if (!capture || !(capture->graph = graph ? graph : graph_new())) {
+    if (!capture || !add_stream(capture, stream) || !(capture->graph = graph ? graph : graph_new())) {
+        stream->capture = NULL;
+        if (capture)
+            free_works(capture);
         free(capture);
         return ERROR_OUT_OF_MEMORY;
     }
@@ -82,11 +119,10 @@ static cudaError_t add_capture(struct stream *stream, struct graph *graph, int m
     capture->thread = pthread_self();
     capture->status = CAPTURING;
     capture->origin = stream;
-    add_stream(capture, stream);
     capture->next = captures;
     captures = capture;
     active_captures++;
-    accelerator_simulation_attention++;
+    accelerator_simulation_needs_checks++;
     return SUCCESS;
 }
 
@@ -132,13 +168,19 @@ static cudaError_t check_end(const struct capture *capture, const struct stream 
     return SUCCESS;
 }
 
+static bool knows_all_work_of(const struct captured_work *known, const struct stream *stream)
+{
+    const size_t index = stream->captured_index;
+    return (index < known->stream_count ? known->counts[index] : 0) == stream->known->counts[index];
+}
+
 /* Sets `graph` to NULL if the capture is invalid. */
 static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
 {
     cudaError_t error = capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
     for (struct stream *stream = capture->streams, *next; stream; stream = next) {
         next = stream->next;
-        if (stream->is_unjoined && error == SUCCESS)
+        if (error == SUCCESS && !knows_all_work_of(capture->origin->known, stream))
             error = ERROR_STREAM_CAPTURE_UNJOINED;
         stream->next = NULL;
         stream->capture = NULL;
@@ -148,11 +190,12 @@ static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
         link = &(*link)->next;
     *link = capture->next;
     active_captures--;
-    accelerator_simulation_attention--;
+    accelerator_simulation_needs_checks--;
 
     if (error != SUCCESS && !capture->is_graph_callers)
         graph_release(capture->graph);
     *graph = error == SUCCESS ? capture->graph : NULL;
+    free_works(capture);
     free(capture);
     return error;
 }
@@ -190,10 +233,8 @@ bool capture_work(struct stream *stream, const struct work *work, cudaError_t *e
         *error = ERROR_STREAM_CAPTURE_INVALIDATED;
     else if (capture && !graph_append(capture->graph, work))
         *error = ERROR_OUT_OF_MEMORY;
-    else if (capture) {
-        stream->captured_count++;
-        stream->is_unjoined = stream != capture->origin;
-    }
+    else if (capture)
+        stream->known->counts[stream->captured_index]++;
     pthread_mutex_unlock(&lock);
     return capture != NULL;
 }
@@ -205,8 +246,8 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     cudaError_t error = capture && capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
     if (capture && error == SUCCESS) {
         event->capture_id = capture->id;
-        event->captured_on = stream;
-        event->captured_count = stream->captured_count;
+        event->known = copy_work(capture, stream->known, stream->known->stream_count);
+        error = event->known ? SUCCESS : ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&lock);
     if (error == SUCCESS)
@@ -214,15 +255,21 @@ cudaError_t capture_event(struct stream *stream, struct event *event)
     return error;
 }
 
-/* Records that `stream` waits for the work before the event. Work that was captured after the event stays unjoined. */
-static void join(struct capture *capture, struct stream *stream, struct event *event)
+/* Records that `stream` waits for the work before the event. */
+static cudaError_t join(struct capture *capture, struct stream *stream, const struct captured_work *work)
 {
-    struct stream *other = event->captured_on;
-    if (other == stream || other->captured_count != event->captured_count)
-        return;
-    if (other->is_unjoined && stream != capture->origin)
-        stream->is_unjoined = true;
-    other->is_unjoined = false;
+    if (!work)
+        return ERROR_OUT_OF_MEMORY; /* already when the event was recorded */
+    if (work->stream_count > stream->known->stream_count) {
+        struct captured_work *longer = copy_work(capture, stream->known, work->stream_count);
+        if (!longer)
+            return ERROR_OUT_OF_MEMORY;
+        stream->known = longer;
+    }
+    for (size_t i = 0; i < work->stream_count; i++)
+        if (stream->known->counts[i] < work->counts[i])
+            stream->known->counts[i] = work->counts[i];
+    return SUCCESS;
 }
 
 static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
@@ -241,14 +288,13 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
     bool is_default = is_default_stream(stream);
     if (!capture && (is_default || source->status == INVALIDATED))
         return is_default ? ERROR_STREAM_CAPTURE_IMPLICIT : ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (!capture)
-        add_stream(source, stream);
-    else if (capture != source) {
+    if (!capture && !add_stream(source, stream))
+        return ERROR_OUT_OF_MEMORY;
+    if (capture && capture != source) {
         capture->status = source->status = INVALIDATED;
         return ERROR_STREAM_CAPTURE_MERGE;
     }
-    join(source, stream, event);
-    return SUCCESS;
+    return join(source, stream, event->known);
 }
 
 cudaError_t capture_wait(struct stream *stream, struct event *event)

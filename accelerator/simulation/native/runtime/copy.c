@@ -51,7 +51,7 @@ static cudaError_t copy_in_stream(void *handle, const struct sim_device *device,
     if (!are_valid_rows(copied->target, copied->target_pitch, width, height) ||
         !are_valid_rows(copied->source, copied->source_pitch, width, height))
         return ERROR_INVALID_VALUE;
-    RETURN_IF_ERROR(unless_refused());
+    RETURN_IF_ERROR(unless_failed(device->ordinal));
     IF_RACES(race_hooks->at_copy(&stream->races, copied, is_synchronous));
     cudaError_t error = submit(stream, &(struct work){.type = &copying, .copy = *copied});
     IF_RACES(race_hooks->after_copy(&stream->races, copied, is_synchronous));

@@ -248,9 +248,15 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
     return SUCCESS;
 }
 
+static _Atomic bool is_enabled[SIM_MAX_GPUS][SIM_MAX_GPUS]; /* access of the first device to the second one */
+
+bool has_peer_access(int device, int peer)
+{
+    return is_enabled[device][peer];
+}
+
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    static _Atomic bool is_enabled[SIM_MAX_GPUS][SIM_MAX_GPUS];
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(check_device(peer));
@@ -268,5 +274,5 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_device(device)));
-    return finish(unless_refused());
+    return finish(unless_failed(device->ordinal));
 }

@@ -9,10 +9,19 @@ cudaError_t fail(cudaError_t error)
     return error;
 }
 
+cudaError_t read_failure(int device)
+{
+    struct sim_device *failed = &driver->devices[device];
+    if (failed->failure != SUCCESS)
+        failed->is_failure_known = true;
+    return failed->failure;
+}
+
 EXPORT cudaError_t cudaGetLastError(void)
 {
     int error = last_error;
-    last_error = SUCCESS;
+    const struct sim_device *device = driver ? driver->current() : NULL;
+    last_error = device && device->is_failure_known ? device->failure : SUCCESS; /* a lost device stays lost */
     if (error == ERROR_NOT_SUPPORTED && driver)
         driver->read_refusal(NULL, 0);
     return error;

@@ -96,7 +96,9 @@ static bool is_reached(const struct event *event)
  * queries those of collectives, and would end the process before the program reads the error. */
 static cudaError_t unless_refused_before(const struct event *event)
 {
-    return event->refusal == 0 || event->refusal != *driver->pending_refusal ? SUCCESS : ERROR_NOT_SUPPORTED;
+    if (event->refusal != 0 && event->refusal == *driver->pending_refusal)
+        return ERROR_NOT_SUPPORTED;
+    return *driver->failure_count != 0 ? read_failure(event->device) : SUCCESS;
 }
 
 EXPORT cudaError_t cudaEventQuery(void *handle)

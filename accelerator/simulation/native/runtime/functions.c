@@ -1,5 +1,5 @@
-/* The CUDA runtime: attributes and occupancy of kernels. */
-#include "runtime.h"
+/* The CUDA runtime: attributes and occupancy of kernels. A kernel that does not run has those of a small one. */
+#include "images.h"
 
 struct function_attributes {
     size_t shared_memory, constant_memory, local_memory;
@@ -8,9 +8,21 @@ struct function_attributes {
     int ptx_version, binary_version;
     int caches_globals;
     int dynamic_shared_memory;
-    int reserved[24];
+    int preferred_carveout;
+    int reserved[23];
 };
 _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
+
+enum { LAST = 8 }; /* of the attributes as the driver numbers them, that the runtime has */
+
+/* Returns the kernel if it runs, or NULL. */
+static struct translated *find_running(const void *function, const struct sim_device *device)
+{
+    const char *name;
+    struct image *image = computes() ? find_kernel_image(function, &name) : NULL;
+    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    return kernel && translate(kernel) == SUCCESS ? kernel : NULL;
+}
 
 EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
 {
@@ -18,22 +30,31 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!attributes || !function)
         return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
-    int version = device->major * 10 + device->minor;
+    const struct translated *kernel = find_running(function, device);
+    int values[LAST + 1];
+    for (int i = 0; i <= LAST; i++)
+        read_attribute(kernel, device, i, &values[i]);
     *attributes = (struct function_attributes){
-        .threads_per_block = SIM_MAX_THREADS_PER_BLOCK,
-        .registers = 32,
-        .ptx_version = version,
-        .binary_version = version,
-        .dynamic_shared_memory = 49152,
+        .shared_memory = (size_t)values[1],
+        .constant_memory = (size_t)values[2],
+        .local_memory = (size_t)values[3],
+        .threads_per_block = values[0],
+        .registers = values[4],
+        .ptx_version = values[5],
+        .binary_version = values[6],
+        .dynamic_shared_memory = values[LAST],
+        .preferred_carveout = -1,
     };
     return SUCCESS;
 }
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
-    RETURN_IF_ERROR(enter_context(__func__, NULL));
-    (void)attribute, (void)value;
-    return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    if (!function)
+        return fail(ERROR_INVALID_DEVICE_FUNCTION);
+    return finish(set_attribute(find_running(function, device), device, attribute, value));
 }
 
 EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)
@@ -43,15 +64,23 @@ EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attri
     return cudaFuncSetAttribute(kernel, attribute, value);
 }
 
+EXPORT cudaError_t cudaFuncSetCacheConfig(const void *function, int config)
+{
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    (void)config;
+    return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
+}
+
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
                                                                           int block_size, size_t shared_memory,
                                                                           unsigned flags)
 {
-    RETURN_IF_ERROR(enter_context(__func__, NULL));
-    (void)shared_memory, (void)flags;
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    (void)flags;
     if (!blocks || !function || block_size <= 0)
         return fail(ERROR_INVALID_VALUE);
-    *blocks = SIM_THREADS_PER_PROCESSOR / block_size;
+    *blocks = resident_blocks(device, find_running(function, device), (uint64_t)block_size, shared_memory);
     return SUCCESS;
 }
 

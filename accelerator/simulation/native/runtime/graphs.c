@@ -24,6 +24,10 @@ bool graph_append(struct graph *graph, const struct work *work)
     if (!node)
         return false;
     *node = (struct node){graph, graph_last_node(graph), *work};
+    if (work->type->keep && !work->type->keep(&node->work)) {
+        free(node);
+        return false;
+    }
     graph->nodes[graph->node_count++] = node;
     return true;
 }

@@ -22,13 +22,13 @@ _Thread_local int thread_device;
 
 /* Captures under way plus holders of unfinished work, one more while the error of a refused launch is pending, and one more in
  * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
-_Atomic int accelerator_simulation_attention __attribute__((visibility("default")));
+_Atomic int accelerator_simulation_needs_checks __attribute__((visibility("default")));
 
 static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;
     is_ready_and_plain = false;
-    accelerator_simulation_attention++; /* for ever: kernels that allocate nothing call no function of this library */
+    accelerator_simulation_needs_checks++; /* for ever: kernels that allocate nothing call no function of this library */
 }
 
 static cudaError_t initialize(void)

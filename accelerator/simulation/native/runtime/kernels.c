@@ -1,7 +1,7 @@
 /* The CUDA runtime: kernels compiled into the program. Only three of them run, and the names of the others are recorded.
  *
  * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
-#include "runtime.h"
+#include "images.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -54,16 +54,19 @@ static bool recognize(const char *name, struct simulated_kernel *kernel)
 /* The names of all kernels, for the message about one that does not run. The texts belong to the program. */
 static struct {
     const void *function;
-    const char *name;
+    const char *name, *symbol; /* for people, and in the image */
+    struct image *image;
     bool is_reported; /* each kernel is reported on stderr once */
 } *kernels;
 static size_t kernel_count, kernel_capacity;
 
-static void record_name(const void *function, const char *name)
+static void record_name(const void *function, const char *name, const char *symbol, struct image *image)
 {
     if (!array_reserve((void **)&kernels, &kernel_capacity, kernel_count + 1, sizeof *kernels))
         return; /* the kernel fails without its name */
     kernels[kernel_count].function = function;
+    kernels[kernel_count].symbol = symbol;
+    kernels[kernel_count].image = image;
     kernels[kernel_count].is_reported = false;
     kernels[kernel_count++].name = name;
 }
@@ -74,7 +77,7 @@ const char *name_to_report(const void *function, bool *is_reported)
     *is_reported = false;
     pthread_mutex_lock(&lock);
     for (size_t i = 0; i < kernel_count && !name; i++)
-        if (kernels[i].function == function) {
+        if (kernels[i].function == function && !kernels[i].image->is_gone) {
             name = kernels[i].name;
             *is_reported = kernels[i].is_reported;
             kernels[i].is_reported = true;
@@ -83,11 +86,34 @@ const char *name_to_report(const void *function, bool *is_reported)
     return name;
 }
 
+/* The kernels that were launched, by a hash of their addresses: the table of all is long. */
+enum { BUCKETS = 1024 };
+static size_t recent[BUCKETS]; /* indices in the table, plus 1 */
+
+struct image *find_kernel_image(const void *function, const char **name)
+{
+    struct image *image = NULL;
+    pthread_mutex_lock(&lock);
+    size_t *bucket = &recent[(uintptr_t)function / 16 % BUCKETS], index = *bucket ? *bucket - 1 : kernel_count;
+    if (index == kernel_count || kernels[index].function != function || kernels[index].image->is_gone)
+        for (index = 0; index < kernel_count; index++)
+            if (kernels[index].function == function && !kernels[index].image->is_gone)
+                break;
+    if (index < kernel_count) {
+        *bucket = index + 1;
+        *name = kernels[index].symbol;
+        image = kernels[index].image;
+    }
+    pthread_mutex_unlock(&lock);
+    return image;
+}
+
+static struct image none;
+
 EXPORT void **__cudaRegisterFatBinary(void *binary)
 {
-    static void *any_binary;
-    (void)binary;
-    return &any_binary;
+    struct image *image = new_image(binary);
+    return (void **)(image ? image : &none);
 }
 
 EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
@@ -95,22 +121,18 @@ EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
     (void)handle;
 }
 
+/* What was registered with it stays in the tables, where nothing finds it. */
 EXPORT void __cudaUnregisterFatBinary(void **handle)
 {
-    (void)handle;
-}
-
-EXPORT char __cudaInitModule(void **handle)
-{
-    (void)handle;
-    return 1;
+    if (handle && (struct image *)handle != &none)
+        ((struct image *)handle)->is_gone = true;
 }
 
 EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *device_function, const char *name,
                                    int thread_limit, void *thread, void *block, void *block_size, void *grid_size,
                                    int *warp_size)
 {
-    (void)handle, (void)device_function, (void)thread_limit, (void)thread, (void)block, (void)block_size,
+    (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
     struct simulated_kernel kernel = {.function = function};
     bool runs = recognize(name, &kernel);
@@ -118,6 +140,6 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
     if (runs && simulated_kernel_count < MAX_SIMULATED_KERNELS)
         simulated_kernels[simulated_kernel_count++] = kernel;
     else if (computes())
-        record_name(function, name);
+        record_name(function, name, device_function, handle ? (struct image *)handle : &none);
     pthread_mutex_unlock(&lock);
 }

@@ -1,7 +1,10 @@
 /* The CUDA runtime: launches of kernels.
  *
- * Without computation, a kernel that does not run does nothing. */
-#include "runtime.h"
+ * With --no-compute, launching a kernel that is not simulated succeeds and does nothing. */
+#include <dlfcn.h>
+#include <string.h>
+
+#include "images.h"
 
 struct dim3 {
     unsigned x, y, z;
@@ -66,22 +69,49 @@ static struct work work_of(const struct simulated_kernel *kernel, void **argumen
     return work;
 }
 
-static cudaError_t launch(const void *function, struct dim3 grid, struct dim3 block, void **arguments, void *handle,
+/* Whether the kernel is one of torch's, which have no PTX: its op should have run instead. */
+static bool is_torchs(const void *function)
+{
+    Dl_info info;
+    const char *name = dladdr(function, &info) && info.dli_fname ? strrchr(info.dli_fname, '/') : NULL;
+    return name && strncmp(name, "/libtorch", strlen("/libtorch")) == 0;
+}
+
+/* Launches a kernel that is not torch's own from its PTX. */
+static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct launch_shape *shape, void **arguments)
+{
+    const struct sim_device *device = &driver->devices[stream->device];
+    const char *name, *reason = refusal_of_launch(shape->has_clusters);
+    struct image *image = find_kernel_image(function, &name);
+    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
+    if (error != ERROR_NOT_SUPPORTED)
+        return error;
+    return refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
+}
+
+static cudaError_t launch(const void *function, const struct launch_shape *shape, void **arguments, void *handle,
                           const struct sim_device *device)
 {
     struct stream *stream = find_stream(handle, device);
-    uint64_t threads = (uint64_t)block.x * block.y * block.z;
+    const uint32_t *grid = shape->grid, *block = shape->block;
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     if (!stream || stream->device != device->ordinal)
         return ERROR_INVALID_HANDLE;
     if (!function)
         return ERROR_INVALID_DEVICE_FUNCTION;
-    if (threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK || grid.x == 0 || grid.y == 0 || grid.z == 0)
+    if (threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK || grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
         return ERROR_INVALID_CONFIGURATION;
     const struct simulated_kernel *kernel = find_simulated_kernel(function);
     if (!kernel && computes())
-        return refuse_kernel(function);
+        return launch_from_ptx(function, stream, shape, arguments);
     const struct work work = work_of(kernel, arguments);
     return submit(stream, &work);
+}
+
+static struct launch_shape shape_of(struct dim3 grid, struct dim3 block, size_t shared_memory)
+{
+    return (struct launch_shape){{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_memory, false, false};
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
@@ -89,15 +119,18 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    (void)shared_memory;
-    return finish(launch(function, grid, block, arguments, stream, device));
+    const struct launch_shape shape = shape_of(grid, block, shared_memory);
+    return finish(launch(function, &shape, arguments, stream, device));
 }
 
 EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
                                                void **arguments, size_t shared_memory, void *stream)
 {
-    RETURN_IF_ERROR(enter(__func__));
-    return cudaLaunchKernel(function, grid, block, arguments, shared_memory, stream);
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    struct launch_shape shape = shape_of(grid, block, shared_memory);
+    shape.is_cooperative = true;
+    return finish(launch(function, &shape, arguments, stream, device));
 }
 
 /* Code compiled for CUDA 13 fetches a kernel once and launches it. Here a kernel is its host function. */
@@ -114,20 +147,39 @@ EXPORT cudaError_t __cudaLaunchKernel(const void *kernel, struct dim3 grid, stru
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_memory, stream);
 }
 
+struct launch_attribute {
+    int id;
+    char padding[4];
+    union {
+        int cooperative;
+        unsigned cluster[3];
+        char bytes[64];
+    } value;
+};
+_Static_assert(sizeof(struct launch_attribute) == 72, "as in CUDA's ABI");
+
 struct launch_configuration {
     struct dim3 grid, block;
     size_t shared_memory;
     void *stream;
-    void *attributes;
+    const struct launch_attribute *attributes;
     unsigned attribute_count;
 };
 
 EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
                                        void **arguments)
 {
-    RETURN_IF_ERROR(enter(__func__));
+    enum { COOPERATIVE = 2, CLUSTER = 4 };
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!configuration)
         return fail(ERROR_INVALID_VALUE);
-    return cudaLaunchKernel(function, configuration->grid, configuration->block, arguments,
-                            configuration->shared_memory, configuration->stream);
+    struct launch_shape shape = shape_of(configuration->grid, configuration->block, configuration->shared_memory);
+    for (unsigned i = 0; i < configuration->attribute_count; i++) {
+        const struct launch_attribute *attribute = &configuration->attributes[i];
+        const unsigned *cluster = attribute->value.cluster;
+        shape.is_cooperative |= attribute->id == COOPERATIVE && attribute->value.cooperative;
+        shape.has_clusters |= attribute->id == CLUSTER && (uint64_t)cluster[0] * cluster[1] * cluster[2] > 1;
+    }
+    return finish(launch(function, &shape, arguments, configuration->stream, device));
 }

@@ -12,10 +12,10 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     if (!stream)
         return ERROR_INVALID_HANDLE;
     if (stream->capture || stream->pending.count == 0)
-        return stream->capture ? SUCCESS : unless_refused();
+        return stream->capture ? SUCCESS : unless_failed(ordinal);
     switch (pending_wait(&stream->pending, milliseconds)) {
     case PENDING_DONE:
-        return unless_refused();
+        return unless_failed(ordinal);
     case PENDING_FAILED:
         return ERROR_LAUNCH_FAILED;
     default:
@@ -33,7 +33,7 @@ EXPORT int accelerator_simulation_refusal(char *text, size_t size)
 EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    return stream && !stream->capture && stream->pending.count == 0 && unless_refused() == SUCCESS;
+    return stream && !stream->capture && stream->pending.count == 0 && unless_failed(ordinal) == SUCCESS;
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
@@ -87,7 +87,7 @@ EXPORT const struct engine_runtime *accelerator_simulation_engine_runtime(void)
 {
     static struct engine_runtime table = {
         .boundary = SIM_BOUNDARY,
-        .attention = &accelerator_simulation_attention,
+        .needs_checks = &accelerator_simulation_needs_checks,
         .is_stream_free = accelerator_simulation_is_stream_free,
         .is_device_memory = is_device_memory,
         .clear_memory = clear_memory,

@@ -33,7 +33,7 @@ static void reset_in_child(void)
         waiting->count = 0;
         waiting = waiting->next;
     }
-    accelerator_simulation_attention -= waiting_count;
+    accelerator_simulation_needs_checks -= waiting_count;
     waiting_count = 0;
 }
 
@@ -47,7 +47,7 @@ static void unlink_holder(struct pending *pending)
         if (*link == pending) {
             *link = pending->next;
             waiting_count--;
-            accelerator_simulation_attention--;
+            accelerator_simulation_needs_checks--;
             return;
         }
 }
@@ -69,7 +69,7 @@ static bool add_item(struct pending *pending, struct pending_item item)
         pending->next = waiting;
         waiting = pending;
         waiting_count++;
-        accelerator_simulation_attention++;
+        accelerator_simulation_needs_checks++;
     }
     return true;
 }
@@ -141,7 +141,7 @@ uint64_t pending_submit(struct pending_queue *queue, int device, void *const *ha
                         struct pending *before, int64_t *not_before)
 {
     const struct pending_item item = {queue, queue->submitted + 1};
-    bool is_valid = (count > 0 || launching_stream) && unless_refused() == SUCCESS; /* another rank would read the memory */
+    bool is_valid = (count > 0 || launching_stream) && unless_failed(device) == SUCCESS; /* another rank would read the memory */
     *not_before = 0;
     for (size_t i = 0; i < count && is_valid; i++)
         is_valid = find_stream(handles[i], &driver->devices[device]) != NULL;

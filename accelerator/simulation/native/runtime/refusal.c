@@ -10,6 +10,7 @@
 #include <string.h>
 
 #include "common/fork.h"
+#include "interface/settings.h"
 
 RENEWED_LOCK(lock)
 
@@ -44,7 +45,7 @@ static const char *missing_plugin_reason(char *text, size_t size)
     return text;
 }
 
-static char *demangle(const char *name)
+char *demangle(const char *name)
 {
     void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
     char *(*function)(const char *, char *, size_t *, int *) =
@@ -53,17 +54,29 @@ static char *demangle(const char *name)
     return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
-cudaError_t refuse_kernel(const void *function)
+const char *refusal_of_launch(bool has_clusters)
+{
+    const char *value = getenv(SETTING_KERNELS);
+    if (value && strcmp(value, "refuse") == 0)
+        return SETTING_KERNELS " refuses kernels that are not torch's own";
+    return has_clusters ? "clusters of blocks are not simulated" : NULL;
+}
+
+cudaError_t report_refusal(const char *mangled, const char *problem, bool is_reported)
 {
     char text[300];
-    bool is_reported;
-    const char *name = name_to_report(function, &is_reported);
-    char *readable = name ? demangle(name) : NULL;
+    char *readable = demangle(mangled);
     pthread_mutex_lock(&lock);
     const char *reason = missing ? missing : missing_plugin_reason(text, sizeof text);
-    const cudaError_t error =
-        driver->refuse_launch(readable ? readable : name ? name : "without a name", reason, is_reported);
+    const cudaError_t error = driver->refuse_launch(readable ? readable : mangled, reason ? reason : problem, is_reported);
     pthread_mutex_unlock(&lock);
     free(readable);
     return error;
+}
+
+cudaError_t refuse_kernel(const void *function, const char *reason)
+{
+    bool is_reported;
+    const char *name = name_to_report(function, &is_reported);
+    return report_refusal(name ? name : "without a name", reason, is_reported);
 }

@@ -2,6 +2,7 @@
 #ifndef ACCELERATOR_SIM_RUNTIME_H
 #define ACCELERATOR_SIM_RUNTIME_H
 
+#include <pthread.h>
 #include <stdbool.h>
 
 #include "common/clock.h"
@@ -29,12 +30,13 @@ extern const struct race_hooks *race_hooks; /* or NULL */
             call; \
     } while (0)
 
-/* driver.c */
+/* find_driver.c */
 extern const struct sim_driver *driver; /* NULL before load_driver() */
 cudaError_t load_driver(void);
 
 /* errors.c */
 cudaError_t fail(cudaError_t error);
+cudaError_t read_failure(int device); /* of a kernel, which from then on every call on the device returns */
 
 /* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
@@ -45,7 +47,7 @@ static inline cudaError_t finish(cudaError_t error)
 /* initialization.c */
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
-extern _Atomic int accelerator_simulation_attention;
+extern _Atomic int accelerator_simulation_needs_checks;
 extern _Thread_local int thread_device; /* the device that the thread has chosen */
 
 cudaError_t enter_slowly(const char *function);
@@ -70,18 +72,22 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
         RETURN_IF_ERROR(finish(make_context(&current)));
     if (device)
         *device = current;
-    return SUCCESS;
+    return __builtin_expect(current->is_failure_known, 0) ? fail(current->failure) : SUCCESS;
 }
 
-/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read. */
-static inline cudaError_t unless_refused(void)
+/* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read, or
+ * that of a kernel which has failed on the device. */
+static inline cudaError_t unless_failed(int device)
 {
-    return __builtin_expect(*driver->pending_refusal == 0, 1) ? SUCCESS : ERROR_NOT_SUPPORTED;
+    if (__builtin_expect(*driver->pending_refusal != 0, 0))
+        return ERROR_NOT_SUPPORTED;
+    return __builtin_expect(*driver->failure_count != 0, 0) ? read_failure(device) : SUCCESS;
 }
 
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
  * finish. NCCL's work is the exception (pending.h). */
 struct capture;
+struct captured_work;
 
 struct stream {
     uint32_t magic;
@@ -90,9 +96,10 @@ struct stream {
     _Atomic int64_t idle_at; /* CLOCK_MONOTONIC in nanoseconds; 0 if no work has taken time */
     struct pending pending;
     _Atomic(struct capture *) capture;
-    struct stream *next;     /* in the list of the capture's streams, or of free streams */
-    unsigned captured_count; /* number of pieces of work that were captured from this stream */
-    bool is_unjoined;        /* the capture's first stream does not yet wait for all of this work */
+    struct stream *next;         /* in the list of the capture's streams, or of free streams */
+    size_t captured_index;       /* among the capture's streams */
+    struct captured_work *known; /* which captured work it does or waits for */
+    pthread_mutex_t running;     /* held while a kernel runs that is not torch's own: threads may share the stream */
     struct race_stream races;
 };
 
@@ -115,9 +122,8 @@ struct event {
     uint64_t id;             /* what the file contains while the event exists */
     struct pending pending;
     _Atomic uint64_t capture_id; /* of the capture in which the event was last recorded, or 0 */
-    struct stream *captured_on;
-    unsigned captured_count; /* of `captured_on`, when the event was recorded */
-    struct event *next;      /* in the list of free events */
+    struct captured_work *known; /* of the stream, when the event was recorded; it lives as long as the capture */
+    struct event *next;          /* in the list of free events */
     _Atomic uint64_t refusal; /* that was pending when it was recorded, or 0 */
     struct race_event races;
 };
@@ -161,6 +167,7 @@ struct work {
             bool (*compute)(uint64_t id);
             uint64_t id;
         } computation;
+        struct translated_launch *translated;
         struct event *event;
     };
 };
@@ -171,6 +178,7 @@ struct work_type {
     cudaError_t (*run)(struct stream *stream, const struct work *work);
     /* Called before run() while unfinished work is pending, or NULL: work that only submits other work does not wait. */
     cudaError_t (*prepare)(struct stream *stream, const struct work *work);
+    bool (*keep)(struct work *work); /* lets a graph's copy of the work own what it points to, or NULL; false without memory */
     void (*release)(const struct work *work); /* called when a graph with the work is destroyed, or NULL */
 };
 
@@ -275,14 +283,29 @@ const struct simulated_kernel *find_simulated_kernel(const void *function); /* N
 /* Returns a kernel's name, or NULL if it is unknown, and whether this function was called for the kernel before. */
 const char *name_to_report(const void *function, bool *is_reported);
 
-/* refusal.c */
-cudaError_t refuse_kernel(const void *function);
+/* refusal.c. Without a reason, the kernel is one of those that are never simulated. */
+cudaError_t refuse_kernel(const void *function, const char *reason);
+cudaError_t report_refusal(const char *mangled, const char *reason, bool is_reported);
+const char *refusal_of_launch(bool has_clusters); /* why no such launch runs, or NULL */
+char *demangle(const char *name); /* NULL for a name that is not mangled */
 
 /* device.c */
 cudaError_t check_device(int ordinal);
+bool has_peer_access(int device, int peer);
 
 /* memory.c */
 int is_device_memory(const void *address);
+
+/* modules.c: what the driver does with modules and their functions, for the table */
+cudaError_t load_module(const void *data, void **module);
+cudaError_t unload_module(void *module);
+cudaError_t find_function(void *module, const char *name, void **function);
+cudaError_t find_global(void *module, const char *name, void **address, size_t *size);
+cudaError_t launch_function(void *function, const struct sim_launch *launch, void *stream, void **parameters,
+                            const char *buffer);
+cudaError_t function_attribute(void *function, int attribute, int *value);
+cudaError_t set_function_attribute(void *function, int attribute, int value);
+cudaError_t function_occupancy(void *function, int threads, size_t dynamic_shared, int *blocks);
 
 /* pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);

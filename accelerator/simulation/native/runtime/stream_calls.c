@@ -60,7 +60,7 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && stream->idle_at > now());
     if (!is_busy)
         IF_RACES(is_busy = race_hooks->delays_stream(&stream->races, __builtin_return_address(0)));
-    return finish(is_busy ? ERROR_NOT_READY : unless_refused());
+    return finish(is_busy ? ERROR_NOT_READY : unless_failed(stream->device));
 }
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
@@ -68,5 +68,5 @@ EXPORT cudaError_t cudaStreamSynchronize(void *handle)
     struct stream *stream;
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     RETURN_IF_ERROR(finish(wait_for_stream(stream)));
-    return finish(unless_refused());
+    return finish(unless_failed(stream->device));
 }

@@ -21,7 +21,15 @@ static const struct sim_runtime table = {
     .wait_for_pending_on_device = wait_for_pending_on_device,
     .wait_for_pending_on_stream = wait_for_pending_on_stream,
     .free_to_pool = pool_free,
-    .attention = &accelerator_simulation_attention,
+    .load_module = load_module,
+    .unload_module = unload_module,
+    .find_function = find_function,
+    .find_global = find_global,
+    .launch_function = launch_function,
+    .function_attribute = function_attribute,
+    .set_function_attribute = set_function_attribute,
+    .function_occupancy = function_occupancy,
+    .needs_checks = &accelerator_simulation_needs_checks,
 };
 
 EXPORT const struct sim_runtime *accelerator_sim_runtime(void)

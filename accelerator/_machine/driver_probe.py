@@ -1,4 +1,4 @@
-"""Probes: child processes that ask the driver. One runs at a time, and results are cached by environment."""
+"""Driver probes: child processes that ask the driver. One runs at a time, and results are cached by environment."""
 
 from __future__ import annotations
 

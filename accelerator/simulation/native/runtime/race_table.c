@@ -1,4 +1,4 @@
-/* The CUDA runtime: the functions that race detection calls. */
+/* The CUDA runtime: the table of functions that race detection calls. */
 #include "runtime.h"
 
 #include <stddef.h>

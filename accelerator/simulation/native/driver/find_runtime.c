@@ -1,4 +1,4 @@
-/* libcuda.so.1: the CUDA runtime that owns the streams: the one in use, or else the first in the process. */
+/* libcuda.so.1: finding the CUDA runtime that owns the streams: the one in use, or else the first in the process. */
 #include "driver.h"
 
 #include <dlfcn.h>
@@ -8,7 +8,7 @@ static const struct sim_runtime *_Atomic runtime;
 void use_runtime(const struct sim_runtime *used)
 {
     runtime = used;
-    refusal_raises(used->attention);
+    refusal_raises(used->needs_checks);
 }
 
 const struct sim_runtime *find_runtime(void)

@@ -1,0 +1,1 @@
+"""Translates PTX to C, for kernels that are not torch's own."""

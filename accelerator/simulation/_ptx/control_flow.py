@@ -1,0 +1,474 @@
+"""Control flow of a function: basic blocks, liveness, loops, and what all threads of a block do alike.
+
+Sets of registers and of basic blocks are integers with a bit for each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from . import opcodes
+from .code import is_block_register
+from .errors import Refused
+from .syntax import (
+    Address,
+    Directive,
+    Function,
+    Instruction,
+    Label,
+    Negated,
+    Operand,
+    Pair,
+    Register,
+    Special,
+    Symbol,
+    Vector,
+)
+
+__all__ = ["EXIT", "BasicBlock", "Flow", "Uniformity", "registers_of", "written_and_read"]
+
+EXIT = -1
+"""In place of a basic block: the thread returns."""
+
+_RETURNS = ("ret", "ret.uni", "exit")
+
+
+@dataclass(slots=True)
+class BasicBlock:
+    """Instructions that run one after the other, and where they lead.
+
+    `targets` has one block without a condition. With a condition it has two, of which the first follows if the condition
+    holds. With a selector it has those of an indirect branch.
+    """
+
+    number: int
+    instructions: list[Instruction] = field(default_factory=list[Instruction])
+    targets: list[int] = field(default_factory=list[int])
+    condition: Register | None = None
+    is_negated: bool = False
+    selector: Operand | None = None
+
+
+def registers_of(operand: Operand) -> Iterator[Register]:
+    """Yield the registers in an operand."""
+    match operand:
+        case Register():
+            yield operand
+        case Negated():
+            yield operand.operand
+        case Address():
+            yield from registers_of(operand.base)
+        case Vector():
+            for part in operand.parts:
+                yield from registers_of(part)
+        case Pair():
+            yield from registers_of(operand.first)
+            yield from registers_of(operand.second)
+        case _:
+            pass
+
+
+def written_and_read(instruction: Instruction) -> tuple[list[Register], list[Register]]:
+    """Return the registers that an instruction writes, and those that it reads."""
+    results = opcodes.find(instruction.opcode).results
+    written: list[Register] = []
+    read: list[Register] = []
+    for position, operand in enumerate(instruction.operands):
+        is_result = position < results and not isinstance(operand, Address)
+        (written if is_result else read).extend(registers_of(operand))
+    if instruction.guard is not None:
+        read.append(instruction.guard)
+    return written, read
+
+
+class Flow:
+    """The control flow of a function.
+
+    Attributes:
+        function: The function.
+        blocks: Its basic blocks, in the order of the text; the first one is the entry.
+        registers: Its registers, in the order of their bits.
+        live_in: For each block, the registers whose values it or a later one needs.
+    """
+
+    def __init__(self, function: Function) -> None:
+        self.function = function
+        self.blocks = _split(function)
+        self.registers: list[Register] = []
+        self._bits: dict[str, int] = {}
+        self.effects: dict[int, tuple[int, int]] = {}
+        """For each instruction, by its id: the registers that it writes and reads."""
+        for block in self.blocks:
+            for instruction in block.instructions:
+                written, read = written_and_read(instruction)
+                self.effects[id(instruction)] = (self.mask(written), self.mask(read))
+            if block.condition is not None:
+                self.mask([block.condition])
+            if block.selector is not None:
+                self.mask(list(registers_of(block.selector)))
+        self.live_in, self.live_out = self._find_live()
+
+    def mask(self, registers: list[Register]) -> int:
+        bits = 0
+        for register in registers:
+            bit = self._bits.get(register.name)
+            if bit is None:
+                bit = self._bits[register.name] = len(self.registers)
+                self.registers.append(register)
+            bits |= 1 << bit
+        return bits
+
+    def members(self, mask: int) -> Iterator[Register]:
+        """Yield the registers of a set."""
+        while mask:
+            lowest = mask & -mask
+            yield self.registers[lowest.bit_length() - 1]
+            mask ^= lowest
+
+    def branch_reads(self, block: BasicBlock) -> int:
+        """Return the registers that decide where a block leads."""
+        registers = [block.condition] if block.condition is not None else []
+        if block.selector is not None:
+            registers += list(registers_of(block.selector))
+        return self.mask(registers)
+
+    def _find_live(self) -> tuple[list[int], list[int]]:
+        count = len(self.blocks)
+        needed, killed = [0] * count, [0] * count
+        for block in self.blocks:
+            reads, writes = 0, 0
+            for instruction in block.instructions:
+                written, read = self.effects[id(instruction)]
+                reads |= read & ~writes
+                if instruction.guard is None:
+                    writes |= written
+            needed[block.number] = reads | (self.branch_reads(block) & ~writes)
+            killed[block.number] = writes
+        live_in, live_out = [0] * count, [0] * count
+        predecessors = self.predecessors()
+        work = list(range(count))
+        while work:
+            number = work.pop()
+            out = 0
+            for target in self.blocks[number].targets:
+                if target != EXIT:
+                    out |= live_in[target]
+            live_out[number] = out
+            before = needed[number] | (out & ~killed[number])
+            if before != live_in[number]:
+                live_in[number] = before
+                work.extend(predecessors[number])
+        return live_in, live_out
+
+    def live_after(self, block: BasicBlock) -> list[int]:
+        """Return, for each instruction of a block, the registers whose values are needed after it."""
+        live = self.live_out[block.number] | self.branch_reads(block)
+        after: list[int] = []
+        for instruction in reversed(block.instructions):
+            after.append(live)
+            written, read = self.effects[id(instruction)]
+            if instruction.guard is None:
+                live &= ~written
+            live |= read
+        after.reverse()
+        return after
+
+    def predecessors(self) -> list[list[int]]:
+        result: list[list[int]] = [[] for _ in self.blocks]
+        for block in self.blocks:
+            for target in set(block.targets):
+                if target != EXIT:
+                    result[target].append(block.number)
+        return result
+
+    def loops(self) -> list[int]:
+        """Return the loops, each a set of blocks that can all reach each other."""
+        reachable = [0] * len(self.blocks)
+        for block in self.blocks:
+            for target in block.targets:
+                if target != EXIT:
+                    reachable[block.number] |= 1 << target
+        changed = True
+        while changed:
+            changed = False
+            for block in reversed(self.blocks):
+                before = reachable[block.number]
+                after = before
+                for target in block.targets:
+                    if target != EXIT:
+                        after |= reachable[target]
+                if after != before:
+                    reachable[block.number] = after
+                    changed = True
+        found: list[int] = []
+        seen = 0
+        for block in self.blocks:
+            bit = 1 << block.number
+            if reachable[block.number] & bit and not seen & bit:
+                loop = bit
+                for other in _numbers(reachable[block.number]):
+                    if reachable[other] & bit:
+                        loop |= 1 << other
+                seen |= loop
+                found.append(loop)
+        return found
+
+    def polls(self) -> set[int]:
+        """Return the ids of the instructions that may wait for other threads in a loop.
+
+        Such an instruction reads what others write, and whether its loop ends depends on what it reads.
+        """
+        found: set[int] = set()
+        for loop in self.loops():
+            blocks = [self.blocks[number] for number in _numbers(loop)]
+            for block in blocks:
+                for instruction in block.instructions:
+                    if opcodes.find(instruction.opcode).polls and self._decides(instruction, blocks, loop):
+                        found.add(id(instruction))
+        return found
+
+    def _decides(self, source: Instruction, blocks: list[BasicBlock], loop: int) -> bool:
+        tainted = self.effects[id(source)][0]
+        changed = True
+        while changed:
+            changed = False
+            for block in blocks:
+                for instruction in block.instructions:
+                    written, read = self.effects[id(instruction)]
+                    if read & tainted and written & ~tainted:
+                        tainted |= written
+                        changed = True
+        for block in blocks:
+            leaves = any(target == EXIT or not loop >> target & 1 for target in block.targets)
+            if leaves and self.branch_reads(block) & tainted:
+                return True
+        return False
+
+
+def _numbers(mask: int) -> Iterator[int]:
+    while mask:
+        lowest = mask & -mask
+        yield lowest.bit_length() - 1
+        mask ^= lowest
+
+
+def _split(function: Function) -> list[BasicBlock]:
+    """Split a function's body into basic blocks, and drop those that nothing reaches."""
+    blocks = [BasicBlock(0)]
+    labels: dict[str, int] = {}
+    switches = {statement.label: statement.targets for statement in function.body if isinstance(statement, Directive)}
+    jumps: list[tuple[BasicBlock, tuple[str, ...]]] = []
+    is_open = True  # whether the last block goes on to the next one
+
+    def begin(falls_through: bool) -> BasicBlock:
+        block = BasicBlock(len(blocks))
+        if falls_through:
+            blocks[-1].targets.append(block.number)
+        blocks.append(block)
+        return block
+
+    for statement in function.body:
+        current = blocks[-1]
+        if isinstance(statement, Label):
+            if current.instructions or current.targets or not is_open:
+                current = begin(is_open)
+            is_open = True
+            labels[statement.name] = current.number
+        elif isinstance(statement, Instruction):
+            if not is_open:
+                current = begin(False)
+                is_open = True
+            kind = statement.opcode.split(".", 1)[0]
+            if kind in ("bra", "brx") or statement.opcode in _RETURNS:
+                is_open = _end(current, statement, jumps, switches)
+                if is_open:
+                    begin(True)
+            elif statement.guard is not None and opcodes.find(statement.opcode).waits:
+                _isolate(current, statement, blocks)
+            else:
+                current.instructions.append(statement)
+    if is_open:
+        blocks[-1].targets.append(EXIT)
+    for block, names in jumps:
+        block.targets = [labels[name] for name in names] + block.targets
+    return _reachable(blocks)
+
+
+def _end(
+    block: BasicBlock,
+    statement: Instruction,
+    jumps: list[tuple[BasicBlock, tuple[str, ...]]],
+    switches: dict[str, tuple[str, ...]],
+) -> bool:
+    """End a block by a branch or return; return whether the next one may follow."""
+    block.condition, block.is_negated = statement.guard, statement.is_guard_negated
+    if statement.opcode in _RETURNS:
+        block.targets.append(EXIT)
+    elif statement.opcode.startswith("brx"):
+        if statement.guard is not None:
+            raise Refused(f"{statement.text}: a guarded indirect branch")
+        selector, table = statement.operands
+        assert isinstance(table, Symbol)
+        if table.name not in switches:
+            raise Refused(f"{statement.text}: no .branchtargets")
+        block.selector = selector
+        jumps.append((block, switches[table.name]))
+    else:
+        target = statement.operands[0]
+        assert isinstance(target, Symbol)
+        jumps.append((block, (target.name,)))
+    return statement.guard is not None
+
+
+def _isolate(current: BasicBlock, statement: Instruction, blocks: list[BasicBlock]) -> None:
+    """Put a guarded instruction at which lanes wait into a block of its own, behind a branch."""
+    inner, after = BasicBlock(len(blocks)), BasicBlock(len(blocks) + 1)
+    current.condition, current.is_negated = statement.guard, statement.is_guard_negated
+    current.targets = [inner.number, after.number]
+    inner.instructions.append(replace(statement, guard=None))
+    inner.targets.append(after.number)
+    blocks += [inner, after]
+
+
+def _reachable(blocks: list[BasicBlock]) -> list[BasicBlock]:
+    seen: set[int] = set()
+    work = [0]
+    while work:
+        number = work.pop()
+        if number not in seen:
+            seen.add(number)
+            work.extend(target for target in blocks[number].targets if target != EXIT)
+    numbers = {old: new for new, old in enumerate(sorted(seen))}
+    kept = [blocks[old] for old in numbers]
+    for block in kept:
+        block.number = numbers[block.number]
+        block.targets = [target if target == EXIT else numbers[target] for target in block.targets]
+        if block.condition is not None and len(set(block.targets)) == 1:
+            block.condition, block.targets = None, block.targets[:1]
+    return kept
+
+
+class Uniformity:
+    """What all threads of a block do alike, if they begin together.
+
+    Attributes:
+        varying: Registers whose values may differ between threads.
+        diverged: Blocks that some threads may run and others not.
+        join: For each block outside `diverged` that ends with a branch on which threads may disagree, the block at which
+            they are together again, or EXIT.
+        regions: For each of those, the blocks between.
+    """
+
+    def __init__(self, flow: Flow) -> None:
+        self._flow = flow
+        self.varying = 0
+        self.diverged = 0
+        self.join: dict[int, int] = {}
+        self.regions: dict[int, int] = {}
+        self._post_dominators = _find_post_dominators(flow)
+        changed = True
+        while changed:
+            changed = self._mark_values() or self._mark_branches()
+            if not changed:
+                break
+
+    def is_varying(self, mask: int) -> bool:
+        return bool(self.varying & mask)
+
+    def _mark_values(self) -> bool:
+        before = self.varying
+        flow = self._flow
+        for block in flow.blocks:
+            is_diverged = bool(self.diverged >> block.number & 1)
+            for instruction in block.instructions:
+                written, read = flow.effects[id(instruction)]
+                if is_diverged or read & self.varying or not is_uniform_source(instruction, flow.function):
+                    self.varying |= written
+        return self.varying != before
+
+    def _mark_branches(self) -> bool:
+        before = (self.diverged, len(self.regions))
+        flow = self._flow
+        for block in flow.blocks:
+            if len(block.targets) < 2 or block.number in self.regions:
+                continue
+            if not (flow.branch_reads(block) & self.varying or self.diverged >> block.number & 1):
+                continue
+            join = self._post_dominators[block.number]
+            region = self._between(block.targets, join)
+            self.join[block.number], self.regions[block.number] = join, region
+            self.diverged |= region
+        return (self.diverged, len(self.regions)) != before
+
+    def region_from(self, head: int) -> tuple[int, int]:
+        """Return the blocks from one at which threads diverge to that at which they are together again, and the latter."""
+        join = self._post_dominators[head]
+        while join != EXIT and self.diverged >> join & 1:
+            join = self._post_dominators[join]
+        return self._between([head], join), join
+
+    def _between(self, first: list[int], join: int) -> int:
+        region = 0
+        work = list(first)
+        while work:
+            number = work.pop()
+            if number not in (join, EXIT) and not region >> number & 1:
+                region |= 1 << number
+                work.extend(self._flow.blocks[number].targets)
+        return region
+
+
+def is_uniform_source(instruction: Instruction, function: Function) -> bool:
+    """Return whether an instruction gives all threads the same result if its registers have the same values."""
+    operation = opcodes.find(instruction.opcode)
+    are_alike = True
+    for operand in instruction.operands:
+        if isinstance(operand, Special):
+            are_alike = are_alike and is_block_register(operand.name)
+        elif isinstance(operand, Symbol) and operand.name in function.variables:
+            # Each thread has its own local memory.
+            are_alike = are_alike and function.variables[operand.name].space not in ("local", "param")
+    if instruction.opcode.startswith("ld.param"):
+        address = instruction.operands[-1]
+        return isinstance(address, Address) and isinstance(address.base, Symbol)
+    return operation.is_pure and are_alike
+
+
+def _find_post_dominators(flow: Flow) -> list[int]:
+    """Return the nearest block that every path from a block to the exit passes; EXIT if there is none."""
+    count = len(flow.blocks)
+    everything = (1 << count) - 1
+    sets = [everything] * count
+    changed = True
+    while changed:
+        changed = False
+        for block in reversed(flow.blocks):
+            common = everything
+            for target in block.targets:
+                common &= 0 if target == EXIT else sets[target]
+            common |= 1 << block.number
+            if common != sets[block.number]:
+                sets[block.number] = common
+                changed = True
+    return [_nearest(sets, block.number) if _ends(flow, block.number) else EXIT for block in flow.blocks]
+
+
+def _nearest(sets: list[int], number: int) -> int:
+    # The nearest one is post-dominated by all others: its own set is the largest.
+    others = _numbers(sets[number] & ~(1 << number))
+    return max(others, key=lambda other: sets[other].bit_count(), default=EXIT)
+
+
+def _ends(flow: Flow, number: int) -> bool:
+    """Return whether a path leads from a block to the exit; all blocks post-dominate one that never ends."""
+    seen = 0
+    work = [number]
+    while work:
+        current = work.pop()
+        if current == EXIT:
+            return True
+        if not seen >> current & 1:
+            seen |= 1 << current
+            work.extend(flow.blocks[current].targets)
+    return False

@@ -1,0 +1,9 @@
+"""Why a kernel cannot be translated."""
+
+from __future__ import annotations
+
+__all__ = ["Refused"]
+
+
+class Refused(Exception):
+    """PTX that is not translated; the message names it."""

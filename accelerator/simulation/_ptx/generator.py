@@ -1,0 +1,685 @@
+"""Writes the C of a kernel.
+
+A kernel runs in one of three modes:
+
+- Its blocks are loops over their threads (`MODE_BLOCK`). Where threads wait for each other, all of them do, so a loop ends
+  before that place and another begins after it. What all threads compute alike is computed once, outside the loops.
+- The lanes of a warp run one after the other, each until it waits (`MODE_LANES`): threads may take different ways.
+- Each thread is a fiber (`MODE_FIBERS`): a function at which threads wait is recursive or called through a pointer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+
+from . import opcodes
+from .code import Code
+from .control_flow import EXIT, BasicBlock, Flow, Uniformity, is_uniform_source
+from .errors import Refused
+from .inlining import Calls, inline_waiting
+from .operations import Waiting
+from .parser import identifier
+from .program import Kernel, Program
+from .syntax import Function, Instruction, Register, Symbol
+from .types import TYPES
+
+__all__ = ["INTERFACE", "generate"]
+
+INTERFACE = "accelerator_kernel"
+"""The symbol of a translated kernel."""
+
+_Wait = Callable[[Waiting, BasicBlock, int], list[str]]
+
+
+def generate(program: Program, name: str) -> str:
+    """Return the C of a kernel and of the functions that it calls.
+
+    Raises:
+        Refused: It has something that is not translated.
+    """
+    module = program.find_entry(name)
+    if module is None:
+        raise Refused(f"no kernel {name}")
+    function = program.modules[module].function(name)
+    kernel = Kernel(program, module, function)
+    calls = Calls(program)
+    inlined = inline_waiting(calls, module, function)
+    main = _FiberFunction(kernel, module, function, calls) if inlined is None else _Main(kernel, module, inlined, calls)
+    body = main.write()
+    bodies: list[str] = []
+    prototypes: list[str] = []
+    written: set[tuple[int, str]] = set()
+    while missing := [called for called in (*kernel.called, *sorted(kernel.handles)) if called not in written]:
+        for number, called in missing:
+            written.add((number, called))
+            writer = _FiberFunction(kernel, number, program.modules[number].function(called), calls)
+            bodies.append(writer.write())
+            prototypes.append(f"{writer.signature()};")
+    return _assemble(kernel, main, prototypes, [*bodies, body])
+
+
+def _names(uses: set[str], frame: str = "local_base") -> str:
+    """Declare what a thread's code uses, in a loop over threads."""
+    lines: list[str] = []
+    if uses & {"lane", "warp", "call"}:
+        lines.append("const u32 lane = thread % LANES; (void)lane;")
+        lines.append("struct warp *const w = &b->warps[thread / LANES]; (void)w;")
+    if uses & {"local", "call"}:
+        lines.append(f"char *const local_base = LOCAL_OF(thread), *const local = {frame}; (void)local;")
+        lines.append("const u64 local_span = b->local_span; (void)local_span;")
+    return " ".join(lines)
+
+
+def _function_name(module: int, name: str) -> str:
+    return f"F{module}_{identifier(name)}"
+
+
+class _Writer:
+    """What all modes share: instructions, branches and calls."""
+
+    def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls, *, keeps_parameters: bool) -> None:
+        self.kernel = kernel
+        self.module = module
+        self.function = function
+        self.calls = calls
+        self.code = Code(kernel, function, module, keeps_parameters=keeps_parameters)
+        self.flow = Flow(function)
+        self.leave = "goto leave;"
+        self.uses: set[str] = set()
+        """Names of the thread that any of the code uses."""
+        self.waits = calls.waits(module, function)
+
+    def instruction(self, instruction: Instruction) -> str | Waiting:
+        """Return the C of an instruction, which a guard may skip."""
+        self.code.instruction = instruction
+        if instruction.opcode.startswith("call"):
+            text: str | Waiting = self._call(instruction)
+        else:
+            operation = opcodes.find(instruction.opcode)
+            try:
+                text = operation.translate(self.code, instruction, operation.choices)
+            except (ValueError, AssertionError, IndexError) as error:
+                raise Refused(instruction.text) from error
+        self.uses |= self.code.uses
+        if instruction.guard is None:
+            return text
+        if isinstance(text, Waiting):
+            raise AssertionError("guarded waits are in blocks of their own")
+        negation = "!" if instruction.is_guard_negated else ""
+        return f"if ({negation}{instruction.guard.name}) {{ {text} }}"
+
+    def branch(self, block: BasicBlock, goto: Callable[[int], str], following: int) -> str:
+        """Return the C of the end of a block, of which `following` is the next one in the text."""
+        if block.selector is not None:
+            cases = " ".join(f"case {index}: {goto(target)}" for index, target in enumerate(block.targets))
+            selector = self.code.read(block.selector, TYPES["u32"])
+            problem = 'services->fail(k, KERNEL_ILLEGAL_INSTRUCTION, "it branches beyond the targets of brx.idx");'
+            return f"switch ({selector}) {{ {cases} default: {problem} }}"
+        if block.condition is None:
+            target = block.targets[0]
+            return "" if target == following else goto(target)
+        negation = "!" if block.is_negated else ""
+        taken, other = block.targets
+        text = f"if ({negation}{block.condition.name}) {goto(taken)}"
+        return text if other == following else f"{text} {goto(other)}"
+
+    def declare(self, registers: Iterable[Register], uninitialized: int = 0) -> str:
+        """Declare registers; of those that may be read before they are written, the value is 0."""
+        lines: list[str] = []
+        for register in registers:
+            is_zero = uninitialized & self.flow.mask([register])
+            lines.append(f"{register.type.c} {register.name}{' = 0' if is_zero else ''};")
+        return " ".join(lines)
+
+    def declare_parameters(self) -> str:
+        """Declare the parameters of calls."""
+        lines = [
+            f"char p_{identifier(name)}[{max(variable.size, 1)}] __attribute__((aligned(16)));"
+            for name, variable in self.code.arrays.items()
+        ]
+        return " ".join(lines)
+
+    def _call(self, instruction: Instruction) -> str:
+        target = instruction.operands[0]
+        arguments = [self.code.parameter_pointer(name) for name in (*instruction.results, *instruction.arguments)]
+        if isinstance(target, Symbol):
+            found = self.kernel.call(self.module, self.function.name, target.name)
+            if found is None:
+                return self._system_call(instruction, target.name, arguments)
+            self.code.uses.add("call")
+            return f"{_function_name(*found)}({', '.join(['t', *arguments])});"
+        self.code.uses.add("call")
+        for function in self.kernel.program.functions_with_address():
+            self.kernel.handles.add(function)
+        handle = self.code.read(target, TYPES["u64"])
+        types = ", ".join(["struct thread *", *("char *" for _ in arguments)])
+        address = f"indirect_function(k, {handle}, {len(arguments)})"
+        return f"((void (*)({types})){address})({', '.join(['t', *arguments])});"
+
+    def _system_call(self, instruction: Instruction, name: str, arguments: list[str]) -> str:
+        """Functions that CUDA's device runtime defines."""
+        if name == "vprintf" and len(arguments) == 3:
+            result, format, values = arguments
+            return (
+                f"STORE(u32, {result}, services->print(k, (const char *)LOAD(u64, {format}),"
+                f" (const char *)LOAD(u64, {values})));"
+            )
+        if name == "__assertfail" and len(arguments) == 5:
+            message, file, line, function, _ = arguments
+            texts = [f"(const char *)LOAD(u64, {text})" for text in (message, file)]
+            return f"services->fail_assertion(k, {', '.join(texts)}, LOAD(u32, {line}), (const char *)LOAD(u64, {function}));"
+        if name == "malloc" and len(arguments) == 2:
+            return f"STORE(u64, {arguments[0]}, services->allocate(k, LOAD(u64, {arguments[1]})));"
+        if name == "free" and len(arguments) == 1:
+            return f"services->release(k, LOAD(u64, {arguments[0]}));"
+        if name.startswith(("cudaLaunchDevice", "cudaGetParameterBuffer", "__cudaCDP")):
+            raise Refused("a kernel that launches kernels (dynamic parallelism)")
+        raise Refused(f"a call of {name}, which no module defines")
+
+
+class _FiberFunction(_Writer):
+    """A function of C for one thread: a device function, or a kernel whose threads are fibers."""
+
+    def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls) -> None:
+        super().__init__(kernel, module, function, calls, keeps_parameters=False)
+        self.mode = "MODE_FIBERS"
+        self.saved_size = 0
+
+    def signature(self) -> str:
+        names = [f"char *result_{number}" for number in range(len(self.function.results))]
+        names += [
+            f"char *argument_{number}" for number in range(0 if self.function.is_entry else len(self.function.parameters))
+        ]
+        return f"static void {_function_name(self.module, self.function.name)}({', '.join(['struct thread *const t', *names])})"
+
+    def write(self) -> str:
+        lines = [self.signature(), "{", "THREAD_NAMES;"]
+        body = self._body()
+        if self.code.carry_is_used:
+            lines.append("u32 carry = 0;")
+        lines.append(f"ENTER_FUNCTION({self.code.frame_size});")
+        lines += [self.declare(self.flow.registers, self.flow.live_in[0]), self.declare_parameters(), *body]
+        lines += ["leave:", "t->local_top = local;", "}"]
+        return "\n".join(line for line in lines if line)
+
+    def _body(self) -> list[str]:
+        def goto(target: int) -> str:
+            return self.leave if target == EXIT else f"goto B{target};"
+
+        lines: list[str] = []
+        for block in self.flow.blocks:
+            lines.append(f"B{block.number}:;")
+            for instruction in block.instructions:
+                text = self.instruction(instruction)
+                if isinstance(text, Waiting):
+                    number = self.kernel.add_point(text.wait, text.operation, self.kernel.access(instruction), text.detail)
+                    condition = f"if ({text.condition}) " if text.condition else ""
+                    text = f"{text.before} {condition}services->suspend(t, {number}); {text.after}"
+                lines.append(text)
+            lines.append(self.branch(block, goto, block.number + 1))
+        return lines
+
+
+class _Main(_Writer):
+    """A kernel whose points are all in one function."""
+
+    def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls) -> None:
+        super().__init__(kernel, module, function, calls, keeps_parameters=calls.waits(module, kernel.function))
+        self.polls = self.flow.polls()
+        self.uniformity: Uniformity | None = None
+        self.mode = self._choose_mode()
+        self.saved: dict[str, int] = {}
+        self.saved_size = 0
+
+    def _choose_mode(self) -> str:
+        waiting = [
+            (block, instruction)
+            for block in self.flow.blocks
+            for instruction in block.instructions
+            if opcodes.find(instruction.opcode).waits
+        ]
+        if self.polls or any(not _is_for_all(instruction) for _, instruction in waiting):
+            return "MODE_LANES"
+        if not waiting:
+            return "MODE_BLOCK"
+        self.uniformity = Uniformity(self.flow)
+        if any(self.uniformity.diverged >> block.number & 1 for block, _ in waiting):
+            return "MODE_LANES"
+        return "MODE_BLOCK"
+
+    def save(self, register: Register) -> str:
+        """Return the name of the array that keeps a register of all threads, or of all lanes."""
+        if register.name not in self.saved:
+            # Sizes are powers of two, and each array has a multiple of 32 elements: it is aligned.
+            self.saved[register.name] = self.saved_size
+            self.saved_size += register.type.bytes
+        return f"s_{register.name}"
+
+    def saved_arrays(self, base: str, count: str) -> list[str]:
+        types = {register.name: register.type.c for register in self.flow.registers}
+        return [
+            f"{types[name]} *const restrict s_{name} = ({types[name]} *)({base} + {offset}ull * {count});"
+            for name, offset in self.saved.items()
+        ]
+
+    def write(self) -> str:
+        if self.mode == "MODE_LANES":
+            return _LaneWriter(self).write()
+        return _BlockWriter(self).write()
+
+
+def _is_for_all(instruction: Instruction) -> bool:
+    """Return whether all threads of a block can do it together."""
+    if opcodes.find(instruction.opcode).waits != "uniform":
+        return False
+    opcode = opcodes.canonical(instruction.opcode)
+    # A barrier with a number of threads is for some of them.
+    if opcode == "barrier.sync":
+        return len(instruction.operands) == 1
+    return not opcode.startswith("barrier.red") or len(instruction.operands) == 3
+
+
+class _LaneWriter:
+    """Writes the function that runs lanes of a warp from one point to the next."""
+
+    def __init__(self, main: _Main) -> None:
+        self._main = main
+        self._resumptions: list[str] = []
+        self._dirty = _find_dirty(main)
+
+    def write(self) -> str:
+        main = self._main
+        code, flow = main.code, main.flow
+        body: list[str] = []
+        for block in flow.blocks:
+            body.append(f"B{block.number}:;")
+            dirty = self._dirty[block.number]
+            live = flow.live_after(block)
+            for index, instruction in enumerate(block.instructions):
+                written = flow.effects[id(instruction)][0]
+                if id(instruction) in main.polls:
+                    body.append(self._poll(instruction, live[index], dirty))
+                text = main.instruction(instruction)
+                if isinstance(text, Waiting):
+                    body.append(self._wait(instruction, text, live[index] & ~written, dirty))
+                    dirty = written if not text.condition else dirty | written
+                else:
+                    body.append(text)
+                    dirty |= written
+            body.append(main.branch(block, self._goto, block.number + 1))
+        body.append("leave: w->point[lane] = POINT_EXITED;")
+        head = ["static void run_lanes(struct warp *const w, u32 from, u32 lanes)", "{"]
+        head += ["struct block *const b = w->block;", "BLOCK_NAMES;", *main.saved_arrays("w->saved", "LANES")]
+        head += ["FOR_LANES(lanes) {", "const u32 thread = w->first + lane; k->thread = thread;"]
+        head.append("const u32 tid_x = w->x[lane], tid_y = w->y[lane], tid_z = w->z[lane];")
+        head.append("(void)tid_x, (void)tid_y, (void)tid_z;")
+        head.append(_names(code.uses & {"local", "call"}))
+        if "call" in code.uses:
+            head.append(f"KERNEL_THREAD({code.frame_size});")
+        if main.polls:
+            head.append("u32 polls = 0;")
+        if code.carry_is_used:
+            head.append("u32 carry = 0;")
+        head += [main.declare(flow.registers, flow.live_in[0]), main.declare_parameters()]
+        head += ["switch (from) {", *self._resumptions, "}"]
+        return "\n".join(line for line in (*head, *body, "}", "}") if line)
+
+    @staticmethod
+    def _goto(target: int) -> str:
+        return "goto leave;" if target == EXIT else f"goto B{target};"
+
+    def _suspend(self, number: int, live: int, dirty: int) -> str:
+        """Keep what the lane needs later, and go on with the next lane."""
+        flow = self._main.flow
+        stores = [f"{self._main.save(register)}[lane] = {register.name};" for register in flow.members(live & dirty)]
+        loads = [f"{register.name} = {self._main.save(register)}[lane];" for register in flow.members(live)]
+        self._resumptions.append(f"case {number}: {' '.join(loads)} goto P{number};")
+        return f"{' '.join(stores)} w->point[lane] = {number}; continue;"
+
+    def _wait(self, instruction: Instruction, wait: Waiting, live: int, dirty: int) -> str:
+        kernel = self._main.kernel
+        number = kernel.add_point(wait.wait, wait.operation, kernel.access(instruction), wait.detail)
+        suspend = self._suspend(number, live | self._read_after(instruction, wait), dirty)
+        if wait.condition:
+            suspend = f"if ({wait.condition}) {{ {suspend} }}"
+        return f"{wait.before} {suspend} P{number}:; {wait.after}"
+
+    def _read_after(self, instruction: Instruction, wait: Waiting) -> int:
+        """What the instruction itself reads after the wait."""
+        return self._main.flow.effects[id(instruction)][1] if wait.condition else 0
+
+    def _poll(self, instruction: Instruction, live: int, dirty: int) -> str:
+        flow, kernel = self._main.flow, self._main.kernel
+        written, read = flow.effects[id(instruction)]
+        kept = (live & ~written if instruction.guard is None else live) | read
+        number = kernel.add_point("WAIT_POLITELY", "WARP_SYNC", kernel.access(instruction), "")
+        return f"if (++polls > MAX_POLLS) {{ {self._suspend(number, kept, dirty)} }} P{number}:;"
+
+
+def _find_dirty(main: _Main) -> list[int]:
+    """Return, for each block, the registers that may differ at its beginning from what was kept of them."""
+    flow = main.flow
+    count = len(flow.blocks)
+    dirty = [0] * count
+    dirty[0] = flow.live_in[0]
+    work = list(range(count))
+    while work:
+        number = work.pop(0)
+        block = flow.blocks[number]
+        value = dirty[number]
+        for instruction in block.instructions:
+            written = flow.effects[id(instruction)][0]
+            is_kept = opcodes.find(instruction.opcode).waits and not _may_go_on(instruction)
+            value = written if is_kept else value | written
+        for target in block.targets:
+            if target != EXIT and value & ~dirty[target]:
+                dirty[target] |= value
+                work.append(target)
+    return dirty
+
+
+def _may_go_on(instruction: Instruction) -> bool:
+    """Return whether a lane may pass a waiting instruction without being suspended."""
+    opcode = opcodes.canonical(instruction.opcode)
+    return opcode.startswith(("mbarrier.try_wait", "barrier.arrive"))
+
+
+class _BlockWriter:
+    """Writes the function that runs all threads of a block, as loops over them."""
+
+    def __init__(self, main: _Main) -> None:
+        self._main = main
+        self._code = main.code
+        self._flow = main.flow
+        self._lines: list[str] = []
+        self._done: set[int] = set()
+        self._heads: dict[int, None] = {}
+        """Blocks in which threads diverge, to which all come together."""
+        self._segments = 0
+        self._varying = main.uniformity.varying if main.uniformity else ~0
+        # Of the open loop:
+        self._open: list[str] | None = None
+        self._touched = self._written = self._read_uniform = self._live = 0
+        main.code.range_names = "range_{}"
+
+    def write(self) -> str:
+        main, flow = self._main, self._flow
+        if main.uniformity is None:
+            self._begin(flow.live_in[0])
+            self._emit_region((1 << len(flow.blocks)) - 1, EXIT, "")
+            self._close(0)
+        else:
+            for block in flow.blocks:
+                if not main.uniformity.diverged >> block.number & 1 and block.number not in self._done:
+                    self._lines.append(f"U{block.number}:;")
+                    self._emit_block(block)
+            while heads := [head for head in self._heads if head not in self._done]:
+                self._emit_head(heads[0])
+        head = ["static void run_block(struct block *const b)", "{", "BLOCK_NAMES;"]
+        if main.saved:
+            head.append("const u32 padded = (threads + LANES - 1) / LANES * LANES;")
+        head += main.saved_arrays("b->saved", "padded")
+        head += [
+            f"struct range range_{number} = k->ranges[{number}]; (void)range_{number};"
+            for number in range(len(main.kernel.range_groups))
+        ]
+        uniform = [register for register in flow.registers if not flow.mask([register]) & self._varying]
+        head.append(main.declare(uniform, ~0))
+        return "\n".join(line for line in (*head, *self._lines, "}") if line)
+
+    # Loops
+
+    def _begin(self, live: int) -> None:
+        """Begin a loop over the threads, at a place where some registers are live."""
+        if self._open is None:
+            self._open = []
+            self._segments += 1
+            self._touched = self._written = self._read_uniform = 0
+            self._live = live
+            self._code.uses.clear()
+
+    def _close(self, live: int) -> None:
+        """End the loop, at a place where some registers are live."""
+        if self._open is None:
+            return
+        main, flow, code = self._main, self._flow, self._code
+        touched = self._touched & self._varying
+        kept = live & self._written & touched
+        loaded = self._live & touched if main.uniformity is not None else 0
+        loads = [f"{register.name} = {main.save(register)}[thread];" for register in flow.members(loaded)]
+        stores = [f"{main.save(register)}[thread] = {register.name};" for register in flow.members(kept)]
+        head = ["FOR_THREADS_AT {" if code.uses & {"tid", "call"} else "FOR_THREADS {", "k->thread = thread;"]
+        head.append(_names(code.uses))
+        if "call" in code.uses:
+            head.append(f"KERNEL_THREAD({code.frame_size});")
+        if code.carry_is_used:
+            head.append("u32 carry = 0; (void)carry;")
+        head += [main.declare(flow.members(touched), self._live), main.declare_parameters(), *loads]
+        self._lines += [line for line in (*head, *self._open, f"N{self._segments}:;", *stores, "}") if line]
+        self._open = None
+
+    def _append(self, text: str, instruction: Instruction) -> None:
+        assert self._open is not None
+        self._open.append(text)
+        self._note(*self._flow.effects[id(instruction)])
+
+    def _note(self, written: int, read: int) -> None:
+        self._touched |= written | read
+        self._written |= written
+        self._read_uniform |= read & ~self._varying
+
+    # Blocks that all threads run together
+
+    def _emit_block(self, block: BasicBlock) -> None:
+        self._done.add(block.number)
+        live = self._flow.live_after(block)
+        before = self._flow.live_in[block.number]
+        for index, instruction in enumerate(block.instructions):
+            written, _ = self._flow.effects[id(instruction)]
+            if self._is_uniform(instruction):
+                if self._read_uniform & written:
+                    self._close(before)
+                text = self._main.instruction(instruction)
+                assert isinstance(text, str)
+                self._lines.append(text)
+            else:
+                self._begin(before)
+                text = self._main.instruction(instruction)
+                if isinstance(text, Waiting):
+                    self._wait(instruction, text, live[index])
+                else:
+                    self._append(text, instruction)
+            before = live[index]
+        self._end(block)
+
+    def _is_uniform(self, instruction: Instruction) -> bool:
+        written, read = self._flow.effects[id(instruction)]
+        is_alike = not (written | read) & self._varying and bool(written)
+        return is_alike and is_uniform_source(instruction, self._flow.function) and not instruction.opcode.startswith("call")
+
+    def _wait(self, instruction: Instruction, wait: Waiting, live: int) -> None:
+        kernel = self._main.kernel
+        written, read = self._flow.effects[id(instruction)]
+        if wait.operation == "BARRIER_SYNC":
+            self._close(live)
+            return
+        assert self._open is not None
+        self._open.append(wait.before)
+        self._note(0, read)
+        needed = live & ~written
+        self._close(needed)
+        number = kernel.add_point(wait.wait, wait.operation, kernel.access(instruction), wait.detail)
+        self._lines.append(f"services->operate(b, &points[{number}]);")
+        self._begin(needed)
+        self._code.uses.add("warp")
+        self._append(wait.after, instruction)
+
+    def _end(self, block: BasicBlock) -> None:
+        """Write the end of a block that all threads run."""
+        uniformity = self._main.uniformity
+        assert uniformity is not None
+        if block.number not in uniformity.regions:
+            self._close(self._flow.live_out[block.number] | (self._flow.branch_reads(block) & self._varying))
+            self._lines.append(self._main.branch(block, self._goto_together, self._next(block.number)))
+            return
+        join = uniformity.join[block.number]
+        self._begin(self._flow.live_out[block.number] | self._flow.branch_reads(block))
+        self._note(0, self._flow.branch_reads(block))
+        label = f"S{self._segments}_{block.number}_"
+        assert self._open is not None
+        is_merged = self._is_merged(block, join)
+        after = f"goto J{join};" if is_merged else f"goto N{self._segments};"
+
+        def goto(target: int) -> str:
+            return after if target in (join, EXIT) else f"goto {label}{target};"
+
+        self._open.append(self._main.branch(block, goto, -2))
+        self._emit_region(uniformity.regions[block.number], join, label, after)
+        if is_merged:
+            self._open.append(f"J{join}:;")
+            self._emit_block(self._flow.blocks[join])
+            return
+        self._close(0 if join == EXIT else self._flow.live_in[join])
+        self._lines.append(self._goto_together(join))
+
+    def _is_merged(self, block: BasicBlock, join: int) -> bool:
+        """Return whether threads come to the join only from here, so that the loop can go on."""
+        uniformity = self._main.uniformity
+        assert uniformity is not None
+        if join == EXIT or join in self._done or uniformity.diverged >> join & 1:
+            return False
+        inside = uniformity.regions[block.number] | 1 << block.number
+        sources = self._flow.predecessors()[join]
+        return all(inside >> source & 1 for source in sources)
+
+    def _next(self, number: int) -> int:
+        """Return the block that is written after one, or none."""
+        uniformity = self._main.uniformity
+        assert uniformity is not None
+        following = number + 1
+        is_next = following < len(self._flow.blocks) and following not in self._done
+        return following if is_next and not uniformity.diverged >> following & 1 else -2
+
+    def _goto_together(self, target: int) -> str:
+        if target == EXIT:
+            return "return;"
+        uniformity = self._main.uniformity
+        assert uniformity is not None
+        if uniformity.diverged >> target & 1:
+            self._heads[target] = None
+        return f"goto U{target};"
+
+    def _emit_head(self, head: int) -> None:
+        """Write the blocks from one at which threads diverge to the one at which all are together again."""
+        uniformity = self._main.uniformity
+        assert uniformity is not None
+        self._done.add(head)
+        region, join = uniformity.region_from(head)
+        live = self._flow.live_in[head]
+        self._lines.append(f"U{head}:;")
+        self._begin(live)
+        assert self._open is not None
+        label = f"S{self._segments}_{head}_"
+        self._open.append(f"goto {label}{head};")
+        self._emit_region(region, join, label)
+        self._close(0 if join == EXIT else self._flow.live_in[join])
+        self._lines.append(self._goto_together(join))
+
+    # Blocks that some threads run
+
+    def _emit_region(self, region: int, join: int, label: str, after: str = "") -> None:
+        after = after or f"goto N{self._segments};"
+        label = label or "B"
+        numbers = [block.number for block in self._flow.blocks if region >> block.number & 1]
+
+        def goto(target: int) -> str:
+            return after if target in (join, EXIT) else f"goto {label}{target};"
+
+        assert self._open is not None
+        for position, number in enumerate(numbers):
+            block = self._flow.blocks[number]
+            self._open.append(f"{label}{number}:;")
+            for instruction in block.instructions:
+                text = self._main.instruction(instruction)
+                assert isinstance(text, str)
+                self._append(text, instruction)
+            self._note(0, self._flow.branch_reads(block))
+            following = numbers[position + 1] if position + 1 < len(numbers) else -2
+            self._open.append(self._main.branch(block, goto, following))
+
+
+def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str], bodies: list[str]) -> str:
+    offsets, shared_size = kernel.layout_of_shared_memory()
+    function = kernel.function
+    lines = ['#include "kernel.h"', ""]
+    lines += [f"enum {{ {name} = {offset} }};" for name, offset in offsets.items()]
+    lines += [*kernel.details, f"static const struct point points[] = {{{', '.join(['{0}', *kernel.points])}}};", *prototypes]
+    if kernel.handles:
+        lines += _function_table(kernel)
+    lines += bodies
+    lines += _tables(kernel)
+    runs = {"MODE_BLOCK": ("run_block", "run_block"), "MODE_LANES": ("run_lanes", "run_lanes")}
+    name, value = runs.get(main.mode, ("run_thread", _function_name(kernel.module, function.name)))
+    architecture = kernel.program.modules[kernel.module].architecture
+    saved = main.saved_size * (32 if main.mode == "MODE_LANES" else 1)
+    required = ", ".join(str(size) for size in function.required_block or (0, 0, 0))
+    fields = {
+        "interface": "KERNEL_INTERFACE",
+        "mode": main.mode,
+        "name": _string(function.name),
+        name: value,
+        "services": "&services",
+        "points": "points",
+        "accesses": "accesses",
+        "variables": "variables_used",
+        "parameters": "parameter_places",
+        "point_count": len(kernel.points) + 1,
+        "access_count": len(kernel.accesses),
+        "variable_count": len(kernel.variables),
+        "parameter_count": len(kernel.parameters),
+        "parameter_size": kernel.parameter_size,
+        "range_groups": len(kernel.range_groups),
+        "shared_size": shared_size,
+        "local_size": main.code.frame_size if main.mode != "MODE_FIBERS" else 0,
+        "saved_size": saved,
+        "constant_size": kernel.constant_size,
+        "thread_limit": function.thread_limit,
+        "required_block": f"{{{required}}}",
+        "ptx_version": architecture,
+        "calls_functions": int("call" in main.uses or bool(kernel.called)),
+        "is_recursive": int(main.mode == "MODE_FIBERS" or kernel.is_recursive()),
+        "shares_local": int(main.mode == "MODE_BLOCK" and not main.waits),
+        "uses_matrices": int(kernel.uses_matrices),
+        "uses_clusters": int(function.uses_clusters),
+    }
+    initializer = ",\n    ".join(f".{field} = {value}" for field, value in fields.items())
+    lines.append(f'__attribute__((visibility("default"))) const struct kernel {INTERFACE} = {{\n    {initializer},\n}};')
+    return "\n".join(lines) + "\n"
+
+
+def _function_table(kernel: Kernel) -> list[str]:
+    """Write the functions by the numbers that stand for their addresses."""
+    program = kernel.program
+    entries: list[str] = []
+    for module, name in sorted(kernel.handles):
+        function = program.modules[module].function(name)
+        count = len(function.results) + len(function.parameters)
+        number = program.function_number(module, name)
+        entries.append(f"[{number}] = {{(void (*)(void)){_function_name(module, name)}, {count}}}")
+    return [f"static const struct function functions[] = {{{', '.join(entries)}}};", "INDIRECT_FUNCTION"]
+
+
+def _tables(kernel: Kernel) -> list[str]:
+    accesses = [f"{{{_string(text)}, {_string(file)}, {line}}}" for text, file, line in kernel.accesses]
+    variables = [f"{{{_string(name)}, {size}}}" for name, size in kernel.variable_table()]
+    places = [f"{{{offset}, {size}}}" for offset, size in kernel.parameters]
+    return [
+        f"static const struct access accesses[] = {{{', '.join([*accesses, '{0}'])}}};",
+        f"static const struct variable variables_used[] = {{{', '.join([*variables, '{0}'])}}};",
+        f"static const u32 parameter_places[][2] = {{{', '.join([*places, '{0}'])}}};",
+    ]
+
+
+def _string(text: str) -> str:
+    escaped = text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return f'"{escaped}"'

@@ -1,0 +1,179 @@
+"""Moves, loads, stores and addresses.
+
+Hints do not change values, so `canonical` takes them out of an opcode: cache operators, eviction priorities, prefetches, and
+scopes, because each thread sees what others have written wherever they run.
+"""
+
+from __future__ import annotations
+
+import re
+
+from ..code import Code
+from ..operations import Choices, Table
+from ..syntax import Immediate, Instruction, Operand, Vector
+from ..types import PREDICATE, TYPES, PtxType, bits_type
+
+__all__ = ["TABLE", "canonical", "without_subspace"]
+
+TABLE = Table("memory")
+
+_TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"
+_LARGEST_ACCESS = 16
+_HINTS = re.compile(r"\.(?:L[12]::\w+|level::\w+|unified)")
+_CACHE_OPERATORS = re.compile(r"\.(?:ca|cg|cs|lu|cv|wb|wt|nc)(?=\.|$)")
+_SCOPES = re.compile(r"\.(?:cta|cluster|gpu|sys)(?=\.|$)")
+_SPACE = re.compile(r"\.(global|shared(?:::cta|::cluster)?|local|const|param(?:::entry|::func)?)(?=\.|$)")
+_STRENGTH = re.compile(r"\.(weak|volatile|relaxed|acquire|release|acq_rel|mmio)(?=\.|$)")
+
+
+def canonical(opcode: str) -> str:
+    """Return the variant of ld, st, atom or red that does the same, with its modifiers in one order."""
+    name, _, rest = opcode.partition(".")
+    rest = _SCOPES.sub("", _CACHE_OPERATORS.sub("", _HINTS.sub("", f".{rest}")))
+    space = _SPACE.search(rest)
+    strengths = [strength for strength in _STRENGTH.findall(rest) if strength != "weak"]
+    rest = _STRENGTH.sub("", _SPACE.sub("", rest))
+    strong = ".relaxed" if strengths and name in ("ld", "st") else ""
+    place = "." + space[1].partition(":")[0] if space else ""
+    return name + strong + place + rest
+
+
+def without_subspace(opcode: str) -> str:
+    """A block is a cluster of its own: .shared::cta and .shared::cluster are .shared."""
+    return re.sub(r"::(?:cta|cluster|entry|func)(?=\.|$)", "", opcode)
+
+
+def _vector(operand: Operand) -> tuple[Operand, ...]:
+    return operand.parts if isinstance(operand, Vector) else (operand,)
+
+
+def _load(code: Code, instruction: Instruction, choices: Choices) -> str:
+    type = TYPES[choices["T"]]
+    targets = _vector(instruction.operands[0])
+    pointer = code.pointer(instruction.operands[1], choices.get("space", ""), type.bytes * len(targets))
+    load = f"LOAD_ATOMIC({type.c}, {type.word}, " if choices.get("strength") else f"LOAD({type.c}, "
+    if len(targets) == 1:
+        return code.write(targets[0], type, f"{load}{pointer})")
+    writes = [code.write(target, type, f"{load}from_ + {type.bytes * index})") for index, target in enumerate(targets)]
+    return f"{{ const char *from_ = {pointer}; {' '.join(writes)} }}"
+
+
+def _store(code: Code, instruction: Instruction, choices: Choices) -> str:
+    type = TYPES[choices["T"]]
+    values = _vector(instruction.operands[1])
+    pointer = code.pointer(instruction.operands[0], choices.get("space", ""), type.bytes * len(values))
+    store = f"STORE_ATOMIC({type.c}, {type.word}, " if choices.get("strength") else f"STORE({type.c}, "
+    if len(values) == 1:
+        return f"{store}{pointer}, {code.read(values[0], type)});"
+    writes = [f"{store}to_ + {type.bytes * index}, {code.read(value, type)});" for index, value in enumerate(values)]
+    return f"{{ char *to_ = {pointer}; {' '.join(writes)} }}"
+
+
+def _define_accesses() -> None:
+    for vector, types in (
+        ("", f"{_TYPES} b128"),
+        (".v2", _TYPES),
+        (".v4", " ".join(name for name in _TYPES.split() if TYPES[name].bytes * 4 <= _LARGEST_ACCESS)),
+    ):
+        TABLE.add(f"ld{{.space}}{vector}.T", _load, is_pure=False, space="global shared local const param", T=types)
+        TABLE.add(f"st{{.space}}{vector}.T", _store, results=0, is_pure=False, space="global shared local param", T=types)
+        strong = {"T": types.removesuffix(" b128"), "strength": "relaxed", "space": "global shared"}
+        TABLE.add(f"ld.strength{{.space}}{vector}.T", _load, strong, is_pure=False, polls=True)
+        TABLE.add(f"st.strength{{.space}}{vector}.T", _store, strong, results=0, is_pure=False)
+        TABLE.add(f"ldu{{.space}}{vector}.T", _load, is_pure=False, space="global", T=types.removesuffix(" b128"))
+
+
+def _parts_type(type: PtxType, count: int) -> PtxType:
+    return bits_type(type.bits // count)
+
+
+def _mov(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """Copies a value, packs the parts of a vector into a register, or unpacks them; the first part is the lowest."""
+    type = TYPES[choices["T"]]
+    target, source = instruction.operands
+    if isinstance(source, Vector):
+        part = _parts_type(type, len(source.parts))
+        values = [f"({type.word}){code.read(value, part)} << {part.bits * index}" for index, value in enumerate(source.parts)]
+        return code.write(target, type, " | ".join(values))
+    if isinstance(target, Vector):
+        part = _parts_type(type, len(target.parts))
+        writes = [
+            code.write(value, part, f"({part.word})(whole_ >> {part.bits * index})") for index, value in enumerate(target.parts)
+        ]
+        return f"{{ {type.word} whole_ = {code.read(source, type)}; {' '.join(writes)} }}"
+    return code.write(target, type, code.read(source, type))
+
+
+def _mov_predicate(code: Code, instruction: Instruction, choices: Choices) -> str:
+    target, source = instruction.operands
+    return code.write(target, PREDICATE, code.read(source, PREDICATE))
+
+
+def _cvta(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """The generic address of shared memory is the host's; all other addresses are generic ones."""
+    type = TYPES[choices["T"]]
+    value = code.read(instruction.operands[1], TYPES["u64"])
+    if choices["space"] != "shared":
+        return code.write(instruction.operands[0], type, value)
+    sign = "-" if choices.get("to") else "+"
+    return code.write(instruction.operands[0], type, f"{value} {sign} (u64)shared")
+
+
+def _isspacep(code: Code, instruction: Instruction, choices: Choices) -> str:
+    value = code.read(instruction.operands[1], TYPES["u64"])
+    is_shared = f"{value} - (u64)shared < shared_size"
+    is_local = f"{value} - (u64)local_base < local_span"
+    code.uses.add("local")
+    expression = {
+        "shared": is_shared,
+        "local": is_local,
+        "global": f"!({is_shared}) && !({is_local}) && services->is_global(k, {value})",
+    }[choices["space"]]
+    return code.write(instruction.operands[0], PREDICATE, expression)
+
+
+def _nothing(code: Code, instruction: Instruction, choices: Choices) -> str:
+    return ";"
+
+
+def _define_addresses() -> None:
+    for direction in ("", ".to"):
+        TABLE.add(f"cvta{direction}.space.T", _cvta, space="global shared local const param", T="u64")
+    TABLE.add("isspacep.space", _isspacep, space="global shared local")
+    for hint in ("prefetch{.space}.level", "prefetchu.L1", "discard{.global}.L2", "applypriority{.global}.L2::evict_normal"):
+        TABLE.add(hint, _nothing, results=0, is_pure=False, space="global local", level="L1 L2")
+
+
+def _createpolicy(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """A policy is a hint: its value is passed to instructions that do not read it."""
+    return code.write(instruction.operands[0], TYPES["b64"], "0")
+
+
+def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """alloca, stacksave and stackrestore: the stack grows upwards in the thread's local memory."""
+    code.uses.update(("local", "call"))
+    type = TYPES[choices["T"]]
+    if instruction.opcode.startswith("stacksave"):
+        return code.write(instruction.operands[0], type, "(u64)t->local_top")
+    if instruction.opcode.startswith("stackrestore"):
+        return f"t->local_top = (char *){code.read(instruction.operands[0], TYPES['u64'])};"
+    size = code.read(instruction.operands[1], TYPES["u64"])
+    third = instruction.operands[2:]
+    alignment = third[0].value if third and isinstance(third[0], Immediate) else 8
+    return code.write(instruction.operands[0], type, f"(u64)allocate_on_stack(t, {size}, {alignment})")
+
+
+_define_accesses()
+_define_addresses()
+TABLE.add("mov.T", _mov, T="b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64")
+TABLE.add("mov.pred", _mov_predicate)
+TABLE.add(
+    "createpolicy.fractional.first{.second}.b64",
+    _createpolicy,
+    first="L2::evict_last L2::evict_normal L2::evict_first L2::evict_unchanged",
+    second="L2::evict_first L2::evict_unchanged",
+)
+TABLE.add("createpolicy.cvt.L2.b64", _createpolicy)
+TABLE.add("alloca.T", _stack, is_pure=False, T="u64")
+TABLE.add("stacksave.T", _stack, is_pure=False, T="u64")
+TABLE.add("stackrestore.T", _stack, results=0, is_pure=False, T="u64")

@@ -1,0 +1,185 @@
+"""Links the modules of a program, and collects what a kernel needs of them."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from .errors import Refused
+from .parser import Module, identifier
+from .syntax import Function, Instruction, Variable
+
+__all__ = ["Kernel", "Program"]
+
+_TAKEN_ADDRESS = re.compile(r"\bmov\.[bu]64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
+_NAME = re.compile(r"[A-Za-z_$][\w$]*")
+
+
+class Program:
+    """Modules that are linked: a name that a module does not define is another's visible one.
+
+    Attributes:
+        modules: The modules.
+    """
+
+    def __init__(self, texts: Sequence[str]) -> None:
+        self.modules = [Module(text) for text in texts]
+        self._numbers: dict[tuple[int, str], int] = {}
+        for number, module in enumerate(self.modules):
+            for name in module.function_names:
+                self._numbers[number, name] = len(self._numbers) + 1
+
+    def find_entry(self, name: str) -> int | None:
+        """Return the number of the module that defines a kernel."""
+        return next((number for number, module in enumerate(self.modules) if name in module.entries), None)
+
+    def find_function(self, module: int, name: str) -> tuple[int, str] | None:
+        """Return the module and name of the function that a name means in a module."""
+        name = self.modules[module].aliases.get(name, name)
+        if (module, name) in self._numbers:
+            return module, name
+        for number, other in enumerate(self.modules):
+            if (number, name) in self._numbers and other.is_visible(name):
+                return number, name
+        return None
+
+    def find_variable(self, module: int, name: str) -> tuple[int, Variable] | None:
+        """Return the variable that a name means in a module, and its module."""
+        variable = self.modules[module].variables.get(name)
+        if variable is not None and not (variable.is_external and variable.space != "shared"):
+            return module, variable
+        for number, other in enumerate(self.modules):
+            candidate = other.variables.get(name)
+            if candidate is not None and candidate.is_visible and not candidate.is_external:
+                return number, candidate
+        return (module, variable) if variable is not None and variable.space == "shared" else None
+
+    def function_number(self, module: int, name: str) -> int:
+        """Return the number that stands for a function's address, the same in all kernels of the program."""
+        return self._numbers[module, name]
+
+    def functions_with_address(self) -> list[tuple[int, str]]:
+        """Return the functions whose address is taken, which an indirect call may mean."""
+        found: list[tuple[int, str]] = []
+        for number, module in enumerate(self.modules):
+            texts = [module.body_text(name) for name in module.function_names]
+            names = {name for text in texts for name in _TAKEN_ADDRESS.findall(text)}
+            for variable in module.variables.values():
+                names.update(_NAME.findall(variable.initializer))
+            for name in sorted(names):
+                function = self.find_function(number, name)
+                if function is not None and function not in found:
+                    found.append(function)
+        return found
+
+    def variable_label(self, module: int, variable: Variable, owner: str) -> str:
+        """Return the name by which the host knows a variable; those that others may not see get their module's number."""
+        name = f"{owner}::{variable.name}" if owner else variable.name
+        return name if variable.is_visible or len(self.modules) == 1 else f"{module}:{name}"
+
+
+class Kernel:
+    """What the code of a kernel refers to, numbered as the code first does."""
+
+    def __init__(self, program: Program, module: int, function: Function) -> None:
+        self.program = program
+        self.module = module
+        self.function = function
+        self.accesses: dict[tuple[str, str, int], int] = {}
+        self.shared: dict[str, Variable] = {}
+        self.variables: dict[tuple[int, str], int] = {}
+        self.range_groups: dict[tuple[str, str, int], int] = {}
+        self.handles: set[tuple[int, str]] = set()
+        self.called: dict[tuple[int, str], None] = {}
+        self.calls: dict[tuple[int, str], set[tuple[int, str]]] = {}
+        self.uses_matrices = False
+        self.points: list[str] = []
+        self.details: list[str] = []
+        self.parameter_size = 0
+        self.parameters: list[tuple[int, int]] = []
+        for variable in function.parameters:
+            offset = -(-self.parameter_size // variable.alignment) * variable.alignment
+            self.parameters.append((offset, variable.size))
+            self.parameter_size = offset + variable.size
+        self.constant_size = 0
+        self._sizes: dict[tuple[int, str], int] = {}
+
+    def access(self, instruction: Instruction) -> int:
+        """Return the number of an instruction in the table for reports."""
+        key = (instruction.text, instruction.file, instruction.line)
+        return self.accesses.setdefault(key, len(self.accesses))
+
+    def range_group(self, function: str, root: str, size: int) -> int:
+        """Return the number of the accesses of one size through one pointer."""
+        return self.range_groups.setdefault((function, root, size), len(self.range_groups))
+
+    def shared_name(self, module: int, owner: str, variable: Variable) -> str:
+        """Return the name of a constant: the offset of a variable in shared memory."""
+        name = f"SHARED_{module}_{identifier(owner)}_{identifier(variable.name)}"
+        self.shared[name] = variable
+        return name
+
+    def find_variable(self, module: int, name: str) -> tuple[int, Variable] | None:
+        return self.program.find_variable(module, name)
+
+    def variable(self, module: int, variable: Variable, owner: str) -> int:
+        """Return the number of a global variable in the kernel's table."""
+        key = (module, self.program.variable_label(module, variable, owner))
+        if key not in self.variables and variable.space == "const":
+            self.constant_size += variable.size
+        self._sizes[key] = variable.size
+        return self.variables.setdefault(key, len(self.variables))
+
+    def variable_table(self) -> list[tuple[str, int]]:
+        return [(label, self._sizes[module, label]) for module, label in self.variables]
+
+    def function_handle(self, module: int, name: str) -> int:
+        """Return the number that stands for a function's address."""
+        found = self.program.find_function(module, name)
+        if found is None:
+            raise Refused(f"the address of {name}, which no module defines")
+        self.handles.add(found)
+        return self.program.function_number(*found)
+
+    def call(self, module: int, caller: str, name: str) -> tuple[int, str] | None:
+        """Note a call; return the function, or None if no module defines it."""
+        found = self.program.find_function(module, name)
+        if found is not None:
+            self.called[found] = None
+            self.calls.setdefault((module, caller), set()).add(found)
+        return found
+
+    def is_recursive(self) -> bool:
+        """Return whether the depth of calls is unknown: a function may call itself, or be called through a pointer."""
+        if self.handles:
+            return True
+        reachable = {caller: set(callees) for caller, callees in self.calls.items()}
+        for middle in reachable:
+            for callees in reachable.values():
+                if middle in callees:
+                    callees |= reachable[middle]
+        return any(caller in callees for caller, callees in reachable.items())
+
+    def add_point(self, wait: str, operation: str, access: int, detail: str) -> int:
+        """Return the number of a new point at which lanes wait."""
+        number = len(self.points) + 1
+        self.uses_matrices = self.uses_matrices or operation.startswith("MATRIX")
+        if detail:
+            type, _, initializer = detail.partition(" {")
+            self.details.append(f"static const {type} detail_{number} = {{{initializer};")
+        pointer = f"&detail_{number}" if detail else "NULL"
+        self.points.append(f"{{{wait}, {operation}, 0, {access}, {pointer}}}")
+        return number
+
+    def layout_of_shared_memory(self) -> tuple[dict[str, int], int]:
+        """Return the offset of each variable and the size of all. Those of unknown size begin where the others end."""
+        offsets: dict[str, int] = {}
+        end = 0
+        for name, variable in self.shared.items():
+            if variable.size:
+                end = -(-end // variable.alignment) * variable.alignment
+                offsets[name] = end
+                end += variable.size
+        end = -(-end // 16) * 16
+        offsets.update((name, end) for name, variable in self.shared.items() if not variable.size)
+        return offsets, end

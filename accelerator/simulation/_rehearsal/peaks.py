@@ -1,0 +1,80 @@
+"""What holds a device's memory when the memory that the process has taken of it grows, of which the last time is its peak."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import torch
+
+from .._kernels.known_values import is_outside_of_torch
+from .._rehearsal_record import CATEGORIES, Peak
+
+__all__ = ["address_of", "held_memory", "parameters"]
+
+_MOST_LINES = 5
+_MODULE, _AUTOGRAD, _OPTIMIZERS = (f"{torch.__path__[0]}/{part}" for part in ("nn/modules/module.py", "autograd/", "optim/"))
+
+
+def held_memory(device: int, where: str | None) -> Peak:
+    """Return what holds the allocated memory of a device now, by category and by line of the program.
+
+    torch must record the stacks of what is allocated.
+
+    Args:
+        device: its index.
+        where: the line of the program that has just taken memory.
+    """
+    known = _addresses_of_parameters()
+    by_category: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
+    by_line: dict[str, int] = {}
+    for segment in torch.cuda.memory._snapshot()["segments"]:
+        if segment["device"] != device:
+            continue
+        for block in segment["blocks"]:
+            if block["state"] == "active_allocated":
+                frames = block.get("frames", [])
+                by_category[known.get(block["address"]) or _category(frames)] += block["size"]
+                line = _line(frames)
+                by_line[line] = by_line.get(line, 0) + block["size"]
+    largest = sorted(by_line.items(), key=lambda item: -item[1])[:_MOST_LINES]
+    return Peak(where, sum(by_category.values()), [*by_category.values()], [[line, size] for line, size in largest])
+
+
+def parameters() -> list[Any]:
+    """Return all parameters of the process."""
+    # isinstance alone would ask each object for its class, which deprecated names of torch.distributed warn about.
+    tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
+    return [value for value in tensors if isinstance(value, torch.nn.Parameter)]
+
+
+def address_of(tensor: Any) -> int:
+    """Return where the memory of a tensor begins, or of its local part; 0 if it is not on a GPU."""
+    local = getattr(tensor, "_local_tensor", tensor)
+    return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
+
+
+def _addresses_of_parameters() -> dict[int, str]:
+    found: dict[int, str] = {}
+    for parameter in parameters():
+        if parameter.grad is not None:
+            found[address_of(parameter.grad)] = "gradients"
+        found[address_of(parameter)] = "parameters"
+    return found
+
+
+def _category(frames: list[dict[str, Any]]) -> str:
+    """Return what memory is for that is neither a parameter's nor a gradient's, by who allocated it."""
+    files = [frame["filename"] for frame in frames]
+    if any(file.startswith(_OPTIMIZERS) for file in files):
+        return "optimizer state"
+    is_of_model = not any(map(is_outside_of_torch, files)) or any(file.startswith((_MODULE, _AUTOGRAD)) for file in files)
+    return "activations" if is_of_model else "other"
+
+
+def _line(frames: list[dict[str, Any]]) -> str:
+    """Return the innermost line outside of torch. A backward runs in a thread that has none."""
+    for frame in frames:
+        if is_outside_of_torch(frame["filename"]):
+            return f"{frame['filename']}:{frame['line']} in {frame['name']}"
+    return "a backward" if frames else "code without Python"

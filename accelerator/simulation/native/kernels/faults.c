@@ -1,0 +1,252 @@
+/* What ends a kernel: its own failures, signals of the processor, and the deadline. */
+#include <errno.h>
+#include <sched.h>
+#include <signal.h>
+#include <stdarg.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+#include <time.h>
+
+#include "library.h"
+
+/* The worker that this thread of the CPU is, or NULL. */
+static _Thread_local struct running_worker *current;
+static _Thread_local stack_t previous_stack;
+
+static void note(struct run *run, enum kernel_error error, const char *message)
+{
+    pthread_mutex_lock(&run->lock);
+    if (run->error == 0) {
+        run->error = error;
+        snprintf(run->message, sizeof run->message, "%s", message);
+    }
+    pthread_mutex_unlock(&run->lock);
+    run->stops = true;
+}
+
+void note_failure(struct run *run, enum kernel_error error, const char *format, ...)
+{
+    char message[MESSAGE_SIZE];
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message, sizeof message, format, arguments);
+    va_end(arguments);
+    note(run, error, message);
+}
+
+void escape(struct worker *worker)
+{
+    siglongjmp(running(worker)->escape, 1);
+}
+
+/* Writes which thread of which block runs. */
+static int describe_thread(const struct worker *worker, char *text, size_t size)
+{
+    const struct block *block = worker->block;
+    const u32 *shape = worker->launch->block, number = worker->thread;
+    return snprintf(text, size, "block (%u,%u,%u), thread (%u,%u,%u): ", block->index[0], block->index[1], block->index[2],
+                    number % shape[0], number / shape[0] % shape[1], number / shape[0] / shape[1]);
+}
+
+void fail_kernel(struct worker *worker, enum kernel_error error, const char *format, ...)
+{
+    char message[MESSAGE_SIZE];
+    int length = describe_thread(worker, message, sizeof message);
+    va_list arguments;
+    va_start(arguments, format);
+    vsnprintf(message + length, sizeof message - (size_t)length, format, arguments);
+    va_end(arguments);
+    note(running(worker)->run, error, message);
+    escape(worker);
+}
+
+/* A signal may interrupt a kernel's code at any place, which is then left for good. Functions that hold locks put that off. */
+void begin_uninterrupted(struct worker *worker)
+{
+    running(worker)->is_busy++;
+}
+
+void end_uninterrupted(struct worker *worker)
+{
+    if (--running(worker)->is_busy == 0 && running(worker)->is_interrupted)
+        escape(worker);
+}
+
+/* Signals of the processor. They are the program's again when no kernel runs. */
+enum { SIGNALS = 3 };
+static const int numbers[SIGNALS] = {SIGSEGV, SIGBUS, SIGFPE};
+static struct sigaction previous[SIGNALS];
+static u32 running_count; /* guarded by the lock */
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void hand_on(int number, siginfo_t *info, void *context)
+{
+    for (u32 i = 0; i < SIGNALS; i++) {
+        if (numbers[i] != number)
+            continue;
+        if (previous[i].sa_flags & SA_SIGINFO) {
+            previous[i].sa_sigaction(number, info, context);
+        } else if (previous[i].sa_handler != SIG_DFL && previous[i].sa_handler != SIG_IGN) {
+            previous[i].sa_handler(number);
+        } else {
+            signal(number, SIG_DFL); /* the instruction runs again, and the signal ends the process */
+        }
+    }
+}
+
+static void on_signal(int number, siginfo_t *info, void *context)
+{
+    struct running_worker *worker = current;
+    int saved = errno;
+    bool is_watchdogs = number == SIGSEGV && info->si_code == SI_TKILL;
+    if (!worker) {
+        if (!is_watchdogs)
+            hand_on(number, info, context);
+        errno = saved;
+        return;
+    }
+    if (worker->is_busy) {
+        worker->is_interrupted = true;
+        if (is_watchdogs)
+            return;
+    }
+    if (is_watchdogs) {
+        if (worker->run->stops)
+            escape(&worker->worker);
+        return;
+    }
+    fail_kernel(&worker->worker, number == SIGFPE ? KERNEL_FAILED : KERNEL_ILLEGAL_ADDRESS, "it gets the signal %s at the address %p",
+         number == SIGSEGV ? "SIGSEGV" : number == SIGBUS ? "SIGBUS" : "SIGFPE", info->si_addr);
+}
+
+void begin_faults(void)
+{
+    pthread_mutex_lock(&lock);
+    if (running_count++ == 0) {
+        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+        for (u32 i = 0; i < SIGNALS; i++)
+            sigaction(numbers[i], &action, &previous[i]);
+    }
+    pthread_mutex_unlock(&lock);
+}
+
+void end_faults(void)
+{
+    pthread_mutex_lock(&lock);
+    if (--running_count == 0)
+        for (u32 i = 0; i < SIGNALS; i++)
+            sigaction(numbers[i], &previous[i], NULL);
+    pthread_mutex_unlock(&lock);
+}
+
+void enter_worker(struct running_worker *worker)
+{
+    enum { STACK_SIZE = 64 << 10 };
+    sigset_t set;
+    stack_t stack = {.ss_sp = take_buffer(STACK_SIZE), .ss_size = STACK_SIZE};
+    worker->thread = pthread_self();
+    if (!stack.ss_sp || sigaltstack(&stack, &previous_stack) != 0)
+        previous_stack = (stack_t){.ss_flags = SS_DISABLE};
+    sigemptyset(&set);
+    for (u32 i = 0; i < SIGNALS; i++)
+        sigaddset(&set, numbers[i]);
+    pthread_sigmask(SIG_UNBLOCK, &set, NULL);
+    current = worker;
+    worker->is_running = true;
+}
+
+void leave_worker(struct running_worker *worker)
+{
+    stack_t used;
+    worker->is_running = false;
+    current = NULL;
+    sigaltstack(&previous_stack, &used);
+    return_buffer(used.ss_sp);
+}
+
+/* The watchdog: a thread that ends launches after their deadlines. It looks at them now and then, and sleeps when there have
+ * been none for a while. */
+enum { INTERVAL_NS = 50000000, PATIENCE = 40 /* intervals */ };
+static struct run *watched;
+static bool has_watchdog, is_asleep;
+static pthread_cond_t wakes = PTHREAD_COND_INITIALIZER;
+static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void stop(struct run *run)
+{
+    run->stops = true;
+    for (u32 i = 0; i < run->worker_count; i++)
+        if (run->workers[i]->is_running)
+            pthread_kill(run->workers[i]->thread, SIGSEGV);
+}
+
+static void stop_late_runs(void)
+{
+    int64_t time = now();
+    for (struct run *run = watched; run; run = run->next) {
+        if (run->seen_blocks != run->ended_blocks) {
+            run->seen_blocks = run->ended_blocks;
+            run->deadline = time + (int64_t)run->request->timeout_ms * MILLISECOND;
+        }
+        if (run->deadline <= time && !run->stops)
+            note_failure(run, KERNEL_TIMEOUT, "it makes no progress: no block has ended for %g s (%s)",
+                         (double)run->request->timeout_ms / 1000, run->request->timeout_setting);
+        if (run->stops)
+            stop(run);
+    }
+}
+
+static void *watch_all(void *unused)
+{
+    (void)unused;
+    u32 idle = 0;
+    pthread_mutex_lock(&watch_lock);
+    for (;;) {
+        idle = watched ? 0 : idle + 1;
+        while (idle > PATIENCE && !watched) {
+            is_asleep = true;
+            pthread_cond_wait(&wakes, &watch_lock);
+        }
+        is_asleep = false;
+        pthread_mutex_unlock(&watch_lock);
+        struct timespec interval = {0, INTERVAL_NS};
+        nanosleep(&interval, NULL);
+        pthread_mutex_lock(&watch_lock);
+        stop_late_runs();
+    }
+    return NULL;
+}
+
+void watch(struct run *run)
+{
+    pthread_mutex_lock(&watch_lock);
+    if (!has_watchdog) {
+        pthread_t thread;
+        sigset_t all, before;
+        sigfillset(&all);
+        pthread_sigmask(SIG_SETMASK, &all, &before);
+        has_watchdog = pthread_create(&thread, NULL, watch_all, NULL) == 0;
+        pthread_sigmask(SIG_SETMASK, &before, NULL);
+        if (has_watchdog)
+            pthread_detach(thread);
+    }
+    run->next = watched;
+    watched = run;
+    if (is_asleep)
+        pthread_cond_signal(&wakes);
+    pthread_mutex_unlock(&watch_lock);
+}
+
+void unwatch(struct run *run)
+{
+    pthread_mutex_lock(&watch_lock);
+    struct run **link = &watched;
+    while (*link != run)
+        link = &(*link)->next;
+    *link = run->next;
+    pthread_mutex_unlock(&watch_lock);
+    /* A signal of the watchdog may be pending: a system call takes it while the handler is still there. */
+    if (run->stops)
+        sched_yield();
+}

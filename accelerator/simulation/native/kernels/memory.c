@@ -1,0 +1,179 @@
+/* Memory that kernels access: checks, the heap of device code, and buffers that launches use again. */
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "library.h"
+
+/* The heap of device code: malloc and free in kernels. Its blocks live until device code frees them. */
+enum { HEAP_LIMIT = 8 << 20 }; /* bytes, CUDA's default of cudaLimitMallocHeapSize */
+
+static struct span *heap;
+static size_t heap_count, heap_capacity, heap_used;
+static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
+
+u64 allocate(struct worker *worker, u64 size)
+{
+    begin_uninterrupted(worker);
+    pthread_mutex_lock(&heap_lock);
+    char *memory = NULL;
+    if (size > 0 && size <= HEAP_LIMIT - heap_used) {
+        if (heap_count == heap_capacity) {
+            size_t capacity = heap_capacity ? 2 * heap_capacity : 64;
+            struct span *larger = realloc(heap, capacity * sizeof *heap);
+            heap = larger ? larger : heap;
+            heap_capacity = larger ? capacity : heap_capacity;
+        }
+        if (heap_count < heap_capacity && (memory = aligned_alloc(16, (size + 15) / 16 * 16))) {
+            heap[heap_count++] = (struct span){(u64)memory, size};
+            heap_used += size;
+        }
+    }
+    pthread_mutex_unlock(&heap_lock);
+    end_uninterrupted(worker);
+    return (u64)memory;
+}
+
+void release(struct worker *worker, u64 address)
+{
+    bool is_found = address == 0;
+    begin_uninterrupted(worker);
+    pthread_mutex_lock(&heap_lock);
+    for (size_t i = 0; i < heap_count && !is_found; i++)
+        if (heap[i].low == address) {
+            is_found = true;
+            heap_used -= heap[i].size;
+            heap[i] = heap[--heap_count];
+            free((void *)address);
+        }
+    pthread_mutex_unlock(&heap_lock);
+    end_uninterrupted(worker);
+    if (!is_found)
+        fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "it frees %#llx, which malloc has not returned", (unsigned long long)address);
+}
+
+static bool find_in_heap(u64 address, struct span *span)
+{
+    bool is_found = false;
+    pthread_mutex_lock(&heap_lock);
+    for (size_t i = 0; i < heap_count && !is_found; i++)
+        if (address - heap[i].low < heap[i].size) {
+            *span = heap[i];
+            is_found = true;
+        }
+    pthread_mutex_unlock(&heap_lock);
+    return is_found;
+}
+
+static bool is_inside(u64 address, u64 low, u64 size, struct span *span)
+{
+    *span = (struct span){low, size};
+    return address - low < size;
+}
+
+/* Memory that belongs to the launch: generic addresses may lie there. */
+static bool find_in_launch(const struct worker *worker, u64 address, struct span *span)
+{
+    const struct block *block = worker->block;
+    const struct launch *launch = worker->launch;
+    const struct run *run = running((struct worker *)worker)->run;
+    u64 local_size = block->local_stride * (block->threads - 1) + block->local_span;
+    return is_inside(address, (u64)block->shared, block->shared_size, span) ||
+           is_inside(address, (u64)block->local, local_size, span) ||
+           is_inside(address, (u64)launch->parameters, launch->kernel->parameter_size, span) ||
+           (launch->is_cooperative && is_inside(address, (u64)run->grid_workspace, sizeof run->grid_workspace, span));
+}
+
+/* Memory of the device, or of the host if kernels may access it. */
+static bool find_global(struct worker *worker, u64 address, struct span *span)
+{
+    struct running_worker *me = running(worker);
+    for (u32 i = 0; i < me->recent_count; i++)
+        if (address - me->recent[i].low < me->recent[i].size) {
+            *span = me->recent[i];
+            return true;
+        }
+    struct sim_kernel_memory memory;
+    begin_uninterrupted(worker);
+    bool is_found = me->run->request->find_memory(me->run->request->device, address, &memory);
+    end_uninterrupted(worker);
+    if (!is_found)
+        return find_in_heap(address, span);
+    *span = (struct span){memory.low, memory.size};
+    me->recent[me->recent_count < RECENT_SPANS ? me->recent_count++ : address / 4096 % RECENT_SPANS] = *span;
+    return true;
+}
+
+bool is_global(struct worker *worker, u64 address)
+{
+    struct span span;
+    return find_global(worker, address, &span);
+}
+
+static const struct access *access_of(const struct worker *worker, u32 access)
+{
+    return &worker->launch->kernel->accesses[access];
+}
+
+/* "ld.global.f32 %f1, [%rd4] at kernel.cu:12" */
+static void describe_access(const struct access *access, char *text, size_t size)
+{
+    const char *file = strrchr(access->file, '/');
+    if (access->line > 0)
+        snprintf(text, size, "%s (%s:%u)", access->text, file ? file + 1 : access->file, access->line);
+    else
+        snprintf(text, size, "%s", access->text);
+}
+
+static void describe_nearest(const struct running_worker *worker, u64 address, char *text, size_t size)
+{
+    struct sim_kernel_memory memory;
+    if (!worker->run->request->find_nearest(address, &memory)) {
+        snprintf(text, size, "; no memory is allocated");
+        return;
+    }
+    u64 end = memory.low + memory.size;
+    bool is_after = address >= end;
+    char device[32] = "";
+    if (memory.device >= 0)
+        snprintf(device, sizeof device, " of device %d", memory.device);
+    if (address >= memory.low && !is_after)
+        snprintf(text, size, ", in %llu bytes of %s%s at %#llx", (unsigned long long)memory.size, memory.kind, device,
+                 (unsigned long long)memory.low);
+    else
+        snprintf(text, size, ", %llu bytes %s %llu bytes of %s%s at %#llx",
+                 (unsigned long long)(is_after ? address - end : memory.low - address), is_after ? "after" : "before",
+                 (unsigned long long)memory.size, memory.kind, device, (unsigned long long)memory.low);
+}
+
+struct range find_range(struct worker *worker, u32 group, u64 address, u32 size_log2, u32 access)
+{
+    u64 size = 1ull << size_log2;
+    char instruction[256], nearest[256];
+    struct span span = {0};
+    bool is_found = find_in_launch(worker, address, &span) || find_global(worker, address, &span);
+    u64 low = (span.low + size - 1) & ~(size - 1);
+    describe_access(access_of(worker, access), instruction, sizeof instruction);
+    if (is_found && address & (size - 1))
+        fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %llu bytes at %#llx, which is no multiple of %llu", instruction,
+             (unsigned long long)size, (unsigned long long)address, (unsigned long long)size);
+    if (!is_found || address + size > span.low + span.size) {
+        begin_uninterrupted(worker);
+        describe_nearest(running(worker), address, nearest, sizeof nearest);
+        end_uninterrupted(worker);
+        fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %llu bytes at %#llx%s", instruction, (unsigned long long)size,
+             (unsigned long long)address, nearest);
+    }
+    return worker->ranges[group] = (struct range){low, (span.low + span.size - low - size) >> size_log2};
+}
+
+void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size, u32 access_size, u32 access)
+{
+    char instruction[256];
+    describe_access(access_of(worker, access), instruction, sizeof instruction);
+    if (offset < size && offset % access_size != 0)
+        fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %u bytes at %llu in %s memory, which is no multiple of %u", instruction,
+             access_size, (unsigned long long)offset, space, access_size);
+    fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %u bytes at %lld in %llu bytes of %s memory", instruction, access_size,
+         (long long)offset, (unsigned long long)size, space);
+}

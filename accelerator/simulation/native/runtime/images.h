@@ -1,0 +1,92 @@
+/* What the files of the runtime share that run kernels from their PTX. */
+#ifndef ACCELERATOR_SIM_IMAGES_H
+#define ACCELERATOR_SIM_IMAGES_H
+
+#include <pthread.h>
+
+#include "interface/kernel_runs.h"
+#include "runtime.h"
+
+/* What a user can do about a kernel that cannot run. */
+#define REMEDY "give its op a CPU kernel (torch.library), or rehearse with --no-compute, where kernels do nothing"
+
+/* images.c */
+enum compression { PART_PLAIN, PART_LZ4, PART_ZSTD };
+
+/* The PTX of a module. */
+struct part {
+    const char *data;
+    uint64_t size, text_size;
+    uint32_t compression;
+};
+
+/* A kernel of a program. */
+struct translated {
+    struct translated *next;
+    struct program *program;
+    char *name;
+    pthread_mutex_t lock; /* held while it is translated */
+    bool is_tried;
+    bool is_reported;      /* that it cannot run */
+    char *problem;         /* why it cannot run, or NULL */
+    const struct kernel *code;
+    struct sim_kernel_facts facts;
+    _Atomic int dynamic_limit;                     /* that the program has set, or 0 */
+    _Atomic(char **) variables[SIM_MAX_GPUS];     /* addresses, in the order of the kernel's table */
+};
+
+/* What an image is for GPUs of one architecture: its PTX, linked. */
+struct program {
+    struct program *next;
+    int architecture; /* 90 for 9.0 */
+    struct part *parts;
+    size_t part_count;
+    char *problem; /* why it has no parts */
+    uint64_t key[2];
+    pthread_mutex_t lock; /* guards what follows */
+    struct translated *kernels;
+    bool has_table;
+    char *table_problem;
+    const struct sim_program_variable *table;
+    char **addresses[SIM_MAX_GPUS]; /* of the table's variables */
+};
+
+struct image {
+    const void *data;
+    const void *const *prelinked; /* fat binaries of which it was linked, or NULL */
+    bool is_gone;                 /* its library was unloaded */
+    struct program *programs;
+};
+
+struct image *new_image(const void *data); /* NULL without memory */
+struct program *find_program(struct image *image, int architecture);
+void add_to_key(uint64_t key[2], const void *data, size_t size);
+
+/* translation.c. Returns a loaded library: of one kernel, or of the program's variables if the name is empty. If that is
+ * impossible, returns NULL and says why. */
+void *load_translation(const struct program *program, const char *kernel, char **problem);
+
+/* translated.c */
+struct translated *find_translated(struct image *image, const char *name, int architecture); /* NULL without memory */
+cudaError_t translate(struct translated *kernel); /* ERROR_NOT_SUPPORTED with a problem */
+/* Finds a variable of an image on a device, and allocates it. Returns ERROR_NOT_FOUND if the PTX has none of this name, and
+ * ERROR_NOT_SUPPORTED if there is no PTX that says so. */
+cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size);
+
+struct launch_shape {
+    uint32_t grid[3], block[3];
+    size_t shared_memory;
+    bool is_cooperative, has_clusters;
+};
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape, void **arguments);
+size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
+int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
+
+/* translated.c: attributes as the driver numbers them, of a kernel that runs; NULL for one that does not */
+cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value);
+cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value);
+
+/* kernels.c */
+struct image *find_kernel_image(const void *function, const char **name); /* NULL for an unknown one */
+
+#endif

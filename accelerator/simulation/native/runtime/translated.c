@@ -1,0 +1,420 @@
+/* The CUDA runtime: kernels that are translated from their PTX, their variables, and their launches. */
+#include <dlfcn.h>
+#include <sched.h>
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+#include "images.h"
+#include "interface/settings.h"
+
+#define KERNEL_SYMBOL "accelerator_kernel"
+#define TABLE_SYMBOL "accelerator_variables"
+
+enum { STATIC_SHARED_LIMIT = 48 << 10, RESERVED_SHARED = 1 << 10 };
+enum { ATTRIBUTE_SHARED_PER_PROCESSOR = 81, ATTRIBUTE_SHARED_PER_BLOCK = 97 };
+
+struct translated *find_translated(struct image *image, const char *name, int architecture)
+{
+    struct program *program = find_program(image, architecture);
+    if (!program)
+        return NULL;
+    pthread_mutex_lock(&program->lock);
+    struct translated *kernel = program->kernels;
+    while (kernel && strcmp(kernel->name, name) != 0)
+        kernel = kernel->next;
+    if (!kernel && (kernel = calloc(1, sizeof *kernel))) {
+        kernel->program = program;
+        kernel->name = strdup(name);
+        pthread_mutex_init(&kernel->lock, NULL);
+        kernel->next = program->kernels;
+        program->kernels = kernel;
+    }
+    pthread_mutex_unlock(&program->lock);
+    return kernel;
+}
+
+static void try_to_translate(struct translated *kernel)
+{
+    if (kernel->program->problem) {
+        kernel->problem = strdup(kernel->program->problem);
+        return;
+    }
+    void *library = load_translation(kernel->program, kernel->name, &kernel->problem);
+    if (!library)
+        return;
+    kernel->code = dlsym(library, KERNEL_SYMBOL);
+    if (!kernel->code || !sim_kernel_connect(kernel->code, &kernel->facts))
+        kernel->problem = strdup("another version has translated it");
+    else if (kernel->facts.uses_clusters)
+        kernel->problem = strdup("it uses clusters of blocks, which are not simulated");
+}
+
+cudaError_t translate(struct translated *kernel)
+{
+    pthread_mutex_lock(&kernel->lock);
+    if (!kernel->is_tried) {
+        try_to_translate(kernel);
+        kernel->is_tried = true;
+    }
+    pthread_mutex_unlock(&kernel->lock);
+    return kernel->problem ? ERROR_NOT_SUPPORTED : SUCCESS;
+}
+
+/* Variables. The caller of these three functions holds the program's lock. */
+
+static const char *load_table(struct program *program)
+{
+    if (!program->has_table) {
+        program->has_table = true;
+        void *library = load_translation(program, "", &program->table_problem);
+        program->table = library ? dlsym(library, TABLE_SYMBOL) : NULL;
+    }
+    return program->table ? NULL : program->table_problem ? program->table_problem : "its variables cannot be loaded";
+}
+
+static bool has_name(const struct sim_program_variable *variable, const char *name)
+{
+    /* Variables that other modules do not see begin with the number of theirs. */
+    const char *own = strchr(variable->name, ':');
+    return strcmp(variable->name, name) == 0 || (own && own[1] != ':' && strcmp(own + 1, name) == 0);
+}
+
+static char *address_of(struct program *program, int device, size_t number)
+{
+    const struct sim_program_variable *variable = &program->table[number];
+    if (!program->addresses[device]) {
+        size_t count = 0;
+        while (program->table[count].name)
+            count++;
+        program->addresses[device] = calloc(count + 1, sizeof(char *));
+    }
+    char **addresses = program->addresses[device];
+    if (!addresses || addresses[number])
+        return addresses ? addresses[number] : NULL;
+    for (int other = 0; variable->is_managed && other < visible_device_count(); other++)
+        if (program->addresses[other] && program->addresses[other][number]) /* all devices have the same one */
+            return addresses[number] = program->addresses[other][number];
+    uintptr_t memory = 0;
+    cudaError_t error = variable->is_managed ? driver->cuMemAllocManaged(&memory, variable->size ? variable->size : 1, 1)
+                                             : driver->cuMemAlloc(&memory, variable->size ? variable->size : 1);
+    if (error != SUCCESS)
+        return NULL;
+    addresses[number] = (char *)memory; /* before those of others, which may refer to it */
+    driver->fill_with_zeros(addresses[number], variable->size);
+    if (variable->initial_size)
+        memcpy(addresses[number], variable->initial, variable->initial_size);
+    for (uint32_t i = 0; i < variable->relocation_count; i++) {
+        const struct sim_relocation *relocation = &variable->relocations[i];
+        uint64_t value = (uint64_t)address_of(program, device, relocation->target);
+        if (value == 0)
+            return NULL;
+        value = (value + relocation->addend) >> relocation->shift;
+        memcpy(addresses[number] + relocation->offset, &value, relocation->size);
+    }
+    return addresses[number];
+}
+
+cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size)
+{
+    struct program *program = find_program(image, device->major * 10 + device->minor);
+    cudaError_t error = ERROR_NOT_SUPPORTED;
+    if (!program || program->problem)
+        return error;
+    pthread_mutex_lock(&program->lock);
+    if (!load_table(program)) {
+        size_t number = 0;
+        while (program->table[number].name && !has_name(&program->table[number], name))
+            number++;
+        error = ERROR_NOT_FOUND;
+        if (program->table[number].name) {
+            *address = address_of(program, device->ordinal, number);
+            *size = program->table[number].size;
+            error = *address ? SUCCESS : ERROR_OUT_OF_MEMORY;
+        }
+    }
+    pthread_mutex_unlock(&program->lock);
+    return error;
+}
+
+/* Fills in the addresses of a kernel's variables on a device. */
+static cudaError_t find_variables(struct translated *kernel, int device)
+{
+    struct program *program = kernel->program;
+    cudaError_t error = SUCCESS;
+    if (kernel->variables[device])
+        return SUCCESS;
+    char **found = calloc(kernel->facts.variable_count + 1, sizeof *found);
+    if (!found)
+        return ERROR_OUT_OF_MEMORY;
+    pthread_mutex_lock(&program->lock);
+    const char *problem = kernel->facts.variable_count ? load_table(program) : NULL;
+    for (uint32_t i = 0; i < kernel->facts.variable_count && !problem && error == SUCCESS; i++) {
+        size_t number = 0;
+        while (program->table[number].name && strcmp(program->table[number].name, kernel->facts.variables[i].name) != 0)
+            number++;
+        if (!program->table[number].name)
+            problem = "it uses a variable that is declared in a function";
+        else if (!(found[i] = address_of(program, device, number)))
+            error = ERROR_OUT_OF_MEMORY;
+    }
+    pthread_mutex_unlock(&program->lock);
+    if (problem) {
+        kernel->problem = strdup(problem);
+        error = ERROR_NOT_SUPPORTED;
+    }
+    if (error == SUCCESS)
+        kernel->variables[device] = found;
+    else
+        free(found);
+    return error;
+}
+
+/* Memory that kernels access. */
+
+static const char *kind_of(const struct sim_memory *memory)
+{
+    static const char *const kinds[] = {
+        [SIM_DEVICE_MEMORY] = "device memory",     [SIM_MANAGED_MEMORY] = "managed memory",
+        [SIM_MAPPED_MEMORY] = "mapped memory",     [SIM_IMPORTED_MEMORY] = "memory of another process",
+        [SIM_PINNED_MEMORY] = "pinned memory",     [SIM_REGISTERED_MEMORY] = "registered host memory",
+    };
+    return kinds[memory->type];
+}
+
+static void describe(const struct sim_memory *memory, struct sim_kernel_memory *described)
+{
+    *described = (struct sim_kernel_memory){
+        .low = (uint64_t)memory->base,
+        .size = memory->size,
+        .kind = kind_of(memory),
+        .device = sim_is_on_host(memory) ? -1 : memory->device,
+    };
+}
+
+static bool find_accessible(int device, uint64_t address, struct sim_kernel_memory *described)
+{
+    struct sim_memory memory;
+    if (!driver->find_memory((const void *)address, &memory))
+        return false;
+    bool is_of_any = sim_is_on_host(&memory) || memory.type == SIM_MANAGED_MEMORY;
+    if (!is_of_any && memory.device != device && !has_peer_access(device, memory.device))
+        return false;
+    describe(&memory, described);
+    return true;
+}
+
+static bool find_nearest(uint64_t address, struct sim_kernel_memory *described)
+{
+    struct sim_memory memory;
+    if (!driver->find_nearest((const void *)address, &memory))
+        return false;
+    describe(&memory, described);
+    return true;
+}
+
+/* Launches. */
+
+static uint32_t count_cpus(void)
+{
+    const char *threads = getenv("OMP_NUM_THREADS");
+    cpu_set_t set;
+    if (threads && atoi(threads) > 0)
+        return (uint32_t)atoi(threads);
+    return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
+}
+
+static bool fills_with_nan(void)
+{
+    const char *fill = getenv(SETTING_FILL);
+    return fill && strcmp(fill, "nan") == 0;
+}
+
+static uint64_t timeout_ms(void)
+{
+    const char *text = getenv(SETTING_KERNEL_TIMEOUT);
+    double seconds = strtod(text && *text ? text : SETTING_KERNEL_TIMEOUT_DEFAULT, NULL);
+    return seconds > 0 ? (uint64_t)(seconds * 1000) : (uint64_t)INT32_MAX;
+}
+
+struct translated_launch {
+    struct translated *kernel;
+    struct launch_shape shape;
+    char parameters[]; /* as the kernel lays them out */
+};
+
+static cudaError_t run(struct stream *stream, const struct work *work)
+{
+    struct sim_device *device = &driver->devices[stream->device];
+    const struct translated_launch *launch = work->translated;
+    char message[1200];
+    if (device->failure != SUCCESS) /* the GPU is lost: nothing runs on it */
+        return SUCCESS;
+    const struct launch_shape *shape = &launch->shape;
+    struct sim_kernel_run request = {
+        .kernel = launch->kernel->code,
+        .grid = {shape->grid[0], shape->grid[1], shape->grid[2]},
+        .block = {shape->block[0], shape->block[1], shape->block[2]},
+        .dynamic_shared = (uint32_t)shape->shared_memory,
+        .is_cooperative = shape->is_cooperative,
+        .fills_with_nan = fills_with_nan(),
+        .device = stream->device,
+        .parameters = launch->parameters,
+        .variables = launch->kernel->variables[stream->device],
+        .cpu_count = count_cpus(),
+        .timeout_ms = timeout_ms(),
+        .timeout_setting = SETTING_KERNEL_TIMEOUT,
+        .find_memory = find_accessible,
+        .find_nearest = find_nearest,
+    };
+    pthread_mutex_lock(&stream->running);
+    int error = sim_kernel_run(&request, message, sizeof message);
+    pthread_mutex_unlock(&stream->running);
+    if (error != SUCCESS) {
+        char *readable = demangle(launch->kernel->name);
+        const struct sim_error *known = sim_find_error(error);
+        fprintf(stderr, "accelerator: kernel %s on device %d fails (%s): %s\n", readable ? readable : launch->kernel->name,
+                stream->device, known ? known->runtime_name : "", message);
+        free(readable);
+        driver->fail_device(stream->device, error);
+    }
+    return SUCCESS;
+}
+
+static size_t launch_size(const struct translated *kernel)
+{
+    return sizeof(struct translated_launch) + kernel->facts.parameter_size + 16;
+}
+
+/* Captured work is a copy: so are its parameters. */
+static bool keep(struct work *work)
+{
+    size_t size = launch_size(work->translated->kernel);
+    struct translated_launch *copy = malloc(size);
+    if (copy)
+        memcpy(copy, work->translated, size);
+    work->translated = copy;
+    return copy != NULL;
+}
+
+static void release(const struct work *work)
+{
+    free(work->translated);
+}
+
+static const struct work_type translated_kernel = {
+    .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .keep = keep, .release = release,
+};
+
+size_t largest_shared_memory(const struct sim_device *device)
+{
+    int size = 0;
+    return driver->cuDeviceGetAttribute(&size, ATTRIBUTE_SHARED_PER_BLOCK, device->ordinal) == SUCCESS && size > 0
+               ? (size_t)size : STATIC_SHARED_LIMIT;
+}
+
+int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared)
+{
+    enum { MAX_BLOCKS = 32 };
+    int shared = 0;
+    uint64_t by_threads = SIM_THREADS_PER_PROCESSOR / ((threads + SIM_WARP_SIZE - 1) / SIM_WARP_SIZE * SIM_WARP_SIZE);
+    uint64_t used = (kernel ? kernel->facts.shared_size : 0) + dynamic_shared + RESERVED_SHARED;
+    if (driver->cuDeviceGetAttribute(&shared, ATTRIBUTE_SHARED_PER_PROCESSOR, device->ordinal) == SUCCESS && shared > 0 &&
+        (uint64_t)shared / used < by_threads)
+        by_threads = (uint64_t)shared / used;
+    return (int)(by_threads < MAX_BLOCKS ? by_threads : MAX_BLOCKS);
+}
+
+static cudaError_t check_shape(const struct translated *kernel, const struct launch_shape *shape, const struct sim_device *device)
+{
+    enum { MAX_GRID = 65535, MAX_DEPTH = 64 };
+    const struct sim_kernel_facts *facts = &kernel->facts;
+    const uint32_t *block = shape->block, *required = facts->required_block;
+    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    size_t allowed = kernel->dynamic_limit ? (size_t)kernel->dynamic_limit : STATIC_SHARED_LIMIT - facts->shared_size;
+    if (shape->grid[0] > INT32_MAX || shape->grid[1] > MAX_GRID || shape->grid[2] > MAX_GRID || block[2] > MAX_DEPTH)
+        return ERROR_INVALID_CONFIGURATION;
+    if (facts->thread_limit && threads > facts->thread_limit)
+        return ERROR_LAUNCH_OUT_OF_RESOURCES;
+    if (required[0] && (block[0] != required[0] || block[1] != required[1] || block[2] != required[2]))
+        return ERROR_INVALID_VALUE;
+    if (shape->shared_memory > allowed || facts->shared_size + shape->shared_memory > largest_shared_memory(device))
+        return ERROR_INVALID_VALUE;
+    if (!shape->is_cooperative)
+        return SUCCESS;
+    uint64_t blocks = (uint64_t)shape->grid[0] * shape->grid[1] * shape->grid[2];
+    uint64_t resident = (uint64_t)resident_blocks(device, kernel, threads, shape->shared_memory) * (uint64_t)device->processors;
+    return blocks <= resident ? SUCCESS : ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
+}
+
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape, void **arguments)
+{
+    const struct sim_device *device = &driver->devices[stream->device];
+    RETURN_IF_ERROR(translate(kernel));
+    RETURN_IF_ERROR(check_shape(kernel, shape, device));
+    RETURN_IF_ERROR(find_variables(kernel, stream->device));
+    struct translated_launch *launch = calloc(1, launch_size(kernel));
+    if (!launch)
+        return ERROR_OUT_OF_MEMORY;
+    launch->kernel = kernel;
+    launch->shape = *shape;
+    for (uint32_t i = 0; i < kernel->facts.parameter_count; i++)
+        memcpy(launch->parameters + kernel->facts.parameters[i][0], arguments[i], kernel->facts.parameters[i][1]);
+    cudaError_t error = submit(stream, &(struct work){.type = &translated_kernel, .translated = launch});
+    free(launch);
+    return error;
+}
+
+enum {
+    MAX_THREADS = 0, SHARED_SIZE = 1, CONSTANT_SIZE = 2, LOCAL_SIZE = 3, REGISTERS = 4, PTX_VERSION = 5, BINARY_VERSION = 6,
+    DYNAMIC_SHARED_LIMIT = 8, LAST_ATTRIBUTE = 15,
+};
+
+cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value)
+{
+    static const struct sim_kernel_facts none;
+    enum { SIMULATED_REGISTERS = 32 };
+    const struct sim_kernel_facts *facts = kernel ? &kernel->facts : &none;
+    int version = device->major * 10 + device->minor;
+    switch (attribute) {
+    case MAX_THREADS:
+        *value = facts->thread_limit ? (int)facts->thread_limit : SIM_MAX_THREADS_PER_BLOCK;
+        return SUCCESS;
+    case SHARED_SIZE:
+        *value = (int)facts->shared_size;
+        return SUCCESS;
+    case CONSTANT_SIZE:
+        *value = (int)facts->constant_size;
+        return SUCCESS;
+    case LOCAL_SIZE:
+        *value = (int)facts->local_size;
+        return SUCCESS;
+    case REGISTERS:
+        *value = SIMULATED_REGISTERS;
+        return SUCCESS;
+    case PTX_VERSION:
+        *value = facts->ptx_version ? (int)facts->ptx_version : version;
+        return SUCCESS;
+    case BINARY_VERSION:
+        *value = version;
+        return SUCCESS;
+    case DYNAMIC_SHARED_LIMIT:
+        *value = kernel && kernel->dynamic_limit ? kernel->dynamic_limit : STATIC_SHARED_LIMIT - (int)facts->shared_size;
+        return SUCCESS;
+    default:
+        *value = 0;
+        return attribute >= 0 && attribute <= LAST_ATTRIBUTE ? SUCCESS : ERROR_INVALID_VALUE;
+    }
+}
+
+cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value)
+{
+    if (attribute < DYNAMIC_SHARED_LIMIT || attribute > LAST_ATTRIBUTE)
+        return ERROR_INVALID_VALUE;
+    if (!kernel || attribute != DYNAMIC_SHARED_LIMIT)
+        return SUCCESS;
+    if (value < 0 || kernel->facts.shared_size + (size_t)value > largest_shared_memory(device))
+        return ERROR_INVALID_VALUE;
+    kernel->dynamic_limit = value;
+    return SUCCESS;
+}

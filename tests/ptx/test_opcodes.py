@@ -1,0 +1,174 @@
+"""Each variant of an instruction that is translated computes what PTX's documentation says."""
+
+from __future__ import annotations
+
+import functools
+import random
+import shutil
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accelerator.simulation._ptx.errors import Refused
+from accelerator.simulation._ptx.opcodes import OPERATIONS, canonical, find
+from tests.ptx import (
+    conversion_cases,
+    float_cases,
+    integer_cases,
+    matrix_cases,
+    memory_cases,
+    other_cases,
+    programs,
+    warp_cases,
+)
+from tests.ptx.cases import Case, batches, failures, kernel_text
+from tests.support.simulation import linux_only
+
+pytestmark = [linux_only, pytest.mark.torch_free, pytest.mark.xdist_group("ptx")]
+
+PARTS = 16
+SAMPLE = 30
+"""Of so many variants in the order of their names, the default suite tests one."""
+
+
+@functools.cache
+def all_cases() -> tuple[Case, ...]:
+    def generate() -> Iterator[Case]:
+        yield from integer_cases.arithmetic()
+        yield from integer_cases.bit_operations()
+        yield from integer_cases.comparisons()
+        yield from integer_cases.selections()
+        for module in (float_cases, conversion_cases, memory_cases, warp_cases, matrix_cases, other_cases):
+            yield from module.all_cases()
+
+    return tuple(generate())
+
+
+@functools.cache
+def all_programs() -> tuple[programs.Program, ...]:
+    return tuple(programs.all_programs())
+
+
+def numbered_batches() -> list[list[Case]]:
+    return batches(all_cases())
+
+
+def test_that_accepted_variants_are_those_that_are_tested() -> None:
+    tested = {case.variant for case in all_cases()}
+    for program in all_programs():
+        tested.update(program.variants)
+    for wmma in matrix_cases.wmmas():
+        tested |= matrix_cases.WmmaProgram(wmma).variants
+    assert sorted(tested ^ set(OPERATIONS)) == []
+
+
+def test_a_sample_of_variants() -> None:
+    """The slow tests run all of them."""
+    chosen = sorted(all_cases(), key=lambda case: case.variant)[::SAMPLE]
+    wrong = [failure for batch in batches(chosen, 200) for failure in failures(batch)]
+    assert wrong == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(PARTS))
+def test_all_variants(part: int) -> None:
+    assert [failure for batch in numbered_batches()[part::PARTS] for failure in failures(batch)] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("wmma", matrix_cases.wmmas(), ids=str)
+def test_products_of_wmma(wmma: matrix_cases.Wmma) -> None:
+    assert matrix_cases.WmmaProgram(wmma).run() == []
+
+
+# A program of each kind, and the others.
+QUICK = ("branches", "recursion", "producers and consumers", "bulk copies", "phases of an mbarrier")
+
+
+@pytest.mark.parametrize("name", QUICK)
+def test_a_program(name: str) -> None:
+    program = next(program for program in all_programs() if program.name == name)
+    assert program.failures() == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("part", range(8))
+def test_all_programs(part: int) -> None:
+    assert [failure for program in all_programs()[part::8] for failure in program.failures()] == []
+
+
+def ptxas_problems(text: str, target: str, folder: Path) -> str:
+    source = folder / "kernel.ptx"
+    source.write_text(text)
+    command = [str(shutil.which("ptxas")), f"-arch={target}", str(source), "-o", str(folder / "kernel.cubin")]
+    return subprocess.run(command, capture_output=True, text=True, check=False).stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas of the CUDA toolkit")
+def test_that_the_tests_are_valid_ptx(tmp_path: Path) -> None:
+    texts = [(kernel_text(batch), batch[0].target) for batch in numbered_batches()]
+    texts += [(program.full_text(), program.target) for program in all_programs()]
+    texts += [(matrix_cases.WmmaProgram(wmma).text, "sm_90") for wmma in matrix_cases.wmmas()]
+    problems = [ptxas_problems(text, target, tmp_path) for text, target in texts]
+    assert [problem for problem in problems if "error" in problem] == []
+
+
+@pytest.mark.parametrize(
+    ("opcode", "variant"),
+    [
+        ("ld.global.nc.L1::no_allocate.L2::128B.v4.f32", "ld.global.v4.f32"),
+        ("ld.volatile.shared.u32", "ld.relaxed.shared.u32"),
+        ("ld.acquire.sys.global.b64", "ld.relaxed.global.b64"),
+        ("ld.global.relaxed.gpu.u32", "ld.relaxed.global.u32"),
+        ("ld.weak.shared::cta.b8", "ld.shared.b8"),
+        ("ld.param::entry.b32", "ld.param.b32"),
+        ("st.release.gpu.global.cg.u32", "st.relaxed.global.u32"),
+        ("st.global.wt.L2::cache_hint.b32", "st.global.b32"),
+        ("atom.acq_rel.gpu.global.cas.b32", "atom.global.cas.b32"),
+        ("atom.add.release.gpu.u32", "atom.add.u32"),
+        ("red.relaxed.gpu.global.add.noftz.f16x2", "red.global.add.noftz.f16x2"),
+        ("bar.cta.sync", "barrier.sync"),
+        ("barrier.cta.red.popc.aligned.u32", "barrier.red.popc.u32"),
+        ("bar.warp.sync", "bar.warp.sync"),
+        ("mbarrier.arrive.release.cta.shared::cta.b64", "mbarrier.arrive.shared.b64"),
+        ("mbarrier.try_wait.parity.acquire.cta.shared::cta.b64", "mbarrier.try_wait.parity.shared.b64"),
+        ("cp.async.cg.shared::cta.global.L2::cache_hint.L2::128B", "cp.async.cg.shared.global"),
+        ("cp.async.bulk.wait_group.read", "cp.async.bulk.wait_group.read"),
+        ("ldmatrix.sync.aligned.m8n8.x4.trans.shared::cta.b16", "ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16"),
+    ],
+)
+def test_that_hints_and_scopes_make_no_other_variant(opcode: str, variant: str) -> None:
+    assert canonical(opcode) == variant
+    assert variant in OPERATIONS
+
+
+@pytest.mark.parametrize(
+    ("opcode", "reason"),
+    [
+        ("wgmma.mma_async.sync.aligned.m64n8k16.f32.f16.f16", "wgmma"),
+        ("tcgen05.ld.sync.aligned.32x32b.x1.b32", "tcgen05"),
+        ("tex.2d.v4.f32.s32", "textures"),
+        ("suld.b.2d.b32.trap", "surfaces"),
+        ("mapa.shared::cluster.u32", "clusters"),
+        ("barrier.cluster.arrive", "barrier.cluster.arrive"),
+        ("cp.async.bulk.tensor.2d.shared::cluster.global.tile", "cp.async.bulk.tensor"),
+        ("add.rn.sat.f64", "add.rn.sat.f64"),
+        ("fancy.new.u32", "fancy.new.u32"),
+    ],
+)
+def test_that_others_are_refused_by_name(opcode: str, reason: str) -> None:
+    with pytest.raises(Refused, match=reason.replace(".", r"\.")):
+        find(opcode)
+
+
+def test_that_operands_cover_edges() -> None:
+    """The rows of cases are the same in each run, and have numbers at which rounding and signs change."""
+    first = float_cases.operands(float_cases.FORMATS["f32"], 2, "seed")
+    assert first == float_cases.operands(float_cases.FORMATS["f32"], 2, "seed")
+    used = {bits for row in first for bits in row}
+    edges = set(float_cases.edges(float_cases.FORMATS["f32"]))
+    assert len(used & edges) > 10
+    assert random.Random("seed").random() == random.Random("seed").random()

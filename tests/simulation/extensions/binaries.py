@@ -1,0 +1,164 @@
+"""Programs with kernels, as nvcc makes them, from PTX texts: fat binaries, their registration, and launches."""
+
+from __future__ import annotations
+
+import ctypes
+import itertools
+import struct
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import torch
+
+from tests.simulation.runtime.test_launches_simulated import Dim3
+from tests.support.simulation_driver import loaded_runtime
+
+PTX, CODE = 1, 2  # kinds of entries
+LZ4, ZSTD = 0x2000, 0x8000  # flags
+WRAPPER_MAGIC, BINARY_MAGIC = 0x466243B1, 0xBA55ED50
+
+_addresses = itertools.count(0x7000_0000, 16)  # that stand for host functions and variables; nothing calls or reads them
+_kept: list[Any] = []  # what the runtime keeps pointers to
+
+
+class Entry(NamedTuple):
+    """A part of a fat binary: PTX, or machine code."""
+
+    architecture: int
+    text: str = ""
+    flags: int = 0
+    kind: int = PTX
+
+    def encode(self) -> bytes:
+        text = self.text.encode() + b"\0"
+        data = compress_lz4(text) if self.flags & LZ4 else store_zstd(text) if self.flags & ZSTD else text
+        padded = data + bytes(-len(data) % 8)
+        compressed = len(data) if self.flags else 0
+        flags = (self.kind, 0x101, 64, len(padded), compressed, 0, 8, 8, self.architecture, 0, 0, self.flags, 0, len(text))
+        return struct.pack("<HHIQIIHHIIIQQQ", *flags) + padded
+
+
+def compress_lz4(data: bytes) -> bytes:
+    """Compress to a block of LZ4 that has matches, also overlapping ones."""
+    out, literals, at = bytearray(), bytearray(), 0
+
+    def length(value: int) -> bytes:
+        return b"\xff" * ((value - 15) // 255) + bytes([(value - 15) % 255]) if value >= 15 else b""
+
+    def sequence(match: tuple[int, int] | None) -> None:
+        size = match[1] - 4 if match else 0
+        out.append(min(len(literals), 15) << 4 | min(size, 15))
+        out.extend(length(len(literals)) + literals)
+        if match:
+            out.extend(struct.pack("<H", match[0]) + length(size))
+        literals.clear()
+
+    while at < len(data):
+        # The last bytes must be literals.
+        start = data.rfind(data[at : at + 4], max(at - 65535, 0), at + 3) if at < len(data) - 12 else -1
+        if start < 0:
+            literals.append(data[at])
+            at += 1
+            continue
+        size = 4
+        while at + size < len(data) - 5 and data[start + size] == data[at + size]:
+            size += 1
+        sequence((at - start, size))
+        at += size
+    sequence(None)
+    return bytes(out)
+
+
+def store_zstd(data: bytes) -> bytes:
+    """Return a frame of zstd with blocks that are not compressed."""
+    frame = struct.pack("<IBI", 0xFD2FB528, 0xA0, len(data))
+    blocks = [data[start : start + 100_000] for start in range(0, len(data), 100_000)]
+    for number, block in enumerate(blocks):
+        frame += struct.pack("<I", len(block) << 3 | (number == len(blocks) - 1))[:3] + block
+    return frame
+
+
+def fat_binary(*entries: Entry) -> Any:
+    body = b"".join(entry.encode() for entry in entries)
+    return ctypes.create_string_buffer(struct.pack("<IHHQ", BINARY_MAGIC, 1, 16, len(body)) + body)
+
+
+class Wrapper(ctypes.Structure):
+    _fields_ = [("magic", ctypes.c_uint), ("version", ctypes.c_uint), ("data", ctypes.c_void_p), ("prelinked", ctypes.c_void_p)]
+
+
+class Binary:
+    """A program's kernels and variables, registered with the runtime."""
+
+    def __init__(self, *entries: Entry | str, linked: Sequence[str] = ()) -> None:
+        """Register a fat binary.
+
+        Args:
+            *entries: Its entries; a text is PTX for 8.0.
+            linked: The texts of which it was linked (-rdc); the binary itself has machine code then.
+        """
+        self.runtime = loaded_runtime()
+        data = fat_binary(*(entry if isinstance(entry, Entry) else Entry(80, entry) for entry in entries))
+        parts = [fat_binary(Entry(80, text)) for text in linked]
+        pointers = (ctypes.c_void_p * (len(parts) + 1))(*(ctypes.addressof(part) for part in parts), None)
+        version, prelinked = (2, ctypes.addressof(pointers)) if linked else (1, None)
+        wrapper = Wrapper(WRAPPER_MAGIC, version, ctypes.addressof(data), prelinked)
+        _kept.extend((data, parts, pointers, wrapper))
+        register = self.runtime["__cudaRegisterFatBinary"]
+        register.restype = ctypes.c_void_p
+        self.handle = ctypes.c_void_p(register(ctypes.byref(wrapper)))
+
+    def unregister(self) -> None:
+        self.runtime["__cudaUnregisterFatBinary"](self.handle)
+
+    def kernel(self, name: str) -> Kernel:
+        function, text = ctypes.c_void_p(next(_addresses)), ctypes.create_string_buffer(name.encode())
+        _kept.append(text)
+        self.runtime["__cudaRegisterFunction"](self.handle, function, text, text, -1, None, None, None, None, None)
+        return Kernel(self.runtime, function)
+
+    def variable(self, name: str, size: int) -> ctypes.c_void_p:
+        symbol, text = ctypes.c_void_p(next(_addresses)), ctypes.create_string_buffer(name.encode())
+        _kept.append(text)
+        self.runtime["__cudaRegisterVar"](self.handle, symbol, text, text, 0, ctypes.c_size_t(size), 0, 0)
+        return symbol
+
+    def managed(self, name: str, size: int) -> Any:
+        """Return where the host finds the address of a managed variable."""
+        pointer, text = ctypes.c_void_p(), ctypes.create_string_buffer(name.encode())
+        _kept.extend((pointer, text))
+        arguments = (self.handle, ctypes.byref(pointer), text, text, 0, ctypes.c_size_t(size), 0, 0)
+        self.runtime["__cudaRegisterManagedVar"](*arguments)
+        assert self.runtime["__cudaInitModule"](self.handle) & 0xFF == 1
+        return pointer
+
+
+class Kernel:
+    def __init__(self, runtime: ctypes.CDLL, function: ctypes.c_void_p) -> None:
+        self.runtime = runtime
+        self.function = function
+
+    def __call__(
+        self, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any, shared: int = 0, cooperative: bool = False
+    ) -> int:
+        """Launch it on the current stream of the current device, and return CUDA's error.
+
+        Args:
+            grid: Number of blocks.
+            block: Number of threads of a block.
+            *arguments: Tensors are passed as their addresses.
+            shared: Bytes of dynamic shared memory.
+            cooperative: Whether all blocks run together.
+        """
+        values = [ctypes.c_uint64(value.data_ptr()) if isinstance(value, torch.Tensor) else value for value in arguments]
+        pointers = (ctypes.c_void_p * max(len(values), 1))(*(ctypes.addressof(value) for value in values))
+        stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+        launch = self.runtime.cudaLaunchCooperativeKernel if cooperative else self.runtime.cudaLaunchKernel
+        error = launch(self.function, _dim3(grid), _dim3(block), pointers, ctypes.c_size_t(shared), stream)
+        self.runtime.cudaGetLastError()
+        return int(error)
+
+
+def _dim3(size: int | Sequence[int]) -> Dim3:
+    sizes = (size,) if isinstance(size, int) else size
+    return Dim3(*(*sizes, 1, 1)[:3])

@@ -1,0 +1,211 @@
+"""Kernels of extensions run from the PTX in their fat binaries, or are refused with a remedy."""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from tests.simulation.extensions.binaries import CODE, LZ4, ZSTD, Binary, Entry
+from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARIABLES, WRONG
+
+INVALID_VALUE, INVALID_CONFIGURATION, OUT_OF_RESOURCES, TOO_LARGE, NOT_SUPPORTED = 1, 9, 701, 720, 801
+
+pytestmark = pytest.mark.xdist_group("extensions")
+
+
+def saxpy(binary: Binary, device: str = "cuda") -> torch.Tensor:
+    """Run the kernel, and return its result minus the right one."""
+    x = torch.arange(1000, dtype=torch.float32, device=device)
+    y = torch.ones(1000, device=device)
+    with torch.cuda.device(x.device):
+        assert binary.kernel("saxpy")((4, 1), 256, ctypes.c_float(2), x, y, ctypes.c_uint(1000)) == 0
+        torch.cuda.synchronize()
+    return y - (2 * x + 1)
+
+
+@pytest.fixture
+def pending(runtime: ctypes.CDLL) -> Iterator[None]:
+    """Read the error of a refused launch after the test."""
+    yield
+    runtime.accelerator_simulation_refusal(None, ctypes.c_size_t(0))
+
+
+@pytest.mark.parametrize("flags", [0, LZ4, ZSTD])
+def test_values(flags: int) -> None:
+    assert saxpy(Binary(Entry(80, SAXPY, flags))).abs().max() == 0
+
+
+def test_two_gpus_have_variables_of_their_own() -> None:
+    binary = Binary(VARIABLES)
+    kernel, counter = binary.kernel("add_table"), binary.variable("counter", 4)
+    for index, launches in ((0, 1), (1, 3)):
+        with torch.cuda.device(index):
+            y, value = torch.zeros(4, device="cuda"), ctypes.c_uint()
+            for _ in range(launches):
+                assert kernel(1, 4, y) == 0
+            arguments = (ctypes.byref(value), counter, ctypes.c_size_t(4), ctypes.c_size_t(0), 4)
+            assert binary.runtime.cudaMemcpyFromSymbol(*arguments) == 0
+            assert y.tolist() == [launches * number for number in (1, 2, 3, 4)]
+            assert value.value == 41 + launches
+
+
+def test_a_part_of_a_constant_is_written_before_the_first_launch() -> None:
+    binary, y = Binary(VARIABLES), torch.zeros(4, device="cuda")
+    table, value = binary.variable("table", 16), ctypes.c_float(50)
+    arguments = (table, ctypes.byref(value), ctypes.c_size_t(4), ctypes.c_size_t(4), 1)
+    assert binary.runtime.cudaMemcpyToSymbol(*arguments) == 0
+    assert binary.kernel("add_table")(1, 4, y) == 0
+    assert y.tolist() == [1, 50, 3, 4]
+
+
+def test_the_host_reads_a_managed_variable() -> None:
+    binary, y = Binary(VARIABLES), torch.zeros(4, device="cuda")
+    pointer = binary.managed("limit", 4)
+    value = ctypes.c_uint.from_address(pointer.value)
+    assert value.value == 7
+    value.value = 100
+    assert binary.kernel("add_table")(1, 4, y) == 0
+    torch.cuda.synchronize()
+    assert value.value == 101
+
+
+def test_modules_are_linked() -> None:
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+    binary = Binary(Entry(80, kind=CODE), linked=[CALLER, CALLED])
+    assert binary.kernel("call")(1, 1, out) == 0
+    assert out.item() == 42
+
+
+def test_dynamic_shared_memory_and_its_limit() -> None:
+    x = torch.arange(128, dtype=torch.int32, device="cuda")
+    out = torch.zeros(1, dtype=torch.int32, device="cuda")
+    kernel = Binary(TOTAL).kernel("total")
+    assert kernel(1, 128, x, out, ctypes.c_uint(0), shared=512) == 0
+    assert out.item() == x.sum().item()
+    large, dynamic_shared = 100_000, 8
+    assert kernel(1, 128, x, out, ctypes.c_uint(0), shared=large) == INVALID_VALUE
+    assert kernel.runtime.cudaFuncSetAttribute(kernel.function, dynamic_shared, 300_000) == INVALID_VALUE
+    assert kernel.runtime.cudaFuncSetAttribute(kernel.function, dynamic_shared, large) == 0
+    assert kernel(1, 128, x, out.zero_(), ctypes.c_uint(0), shared=large) == 0
+    assert out.item() == x.sum().item()
+
+
+def test_a_graph_runs_the_kernel_at_each_replay() -> None:
+    kernel = Binary(SAXPY).kernel("saxpy")
+    x, y = torch.ones(8, device="cuda"), torch.zeros(8, device="cuda")
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        assert kernel(1, 8, ctypes.c_float(3), x, y, ctypes.c_uint(8)) == 0
+    assert y.tolist() == [0] * 8
+    for count in (1, 2):
+        graph.replay()
+        assert y.tolist() == [3 * count] * 8
+
+
+@pytest.mark.parametrize(
+    ("architectures", "chosen"),
+    [((70, 80, 90, 100), 90), ((100, 80), 80), ((120, 103), 103), ((52,), 52)],
+)
+def test_the_best_ptx_is_chosen(architectures: tuple[int, ...], chosen: int) -> None:
+    """The newest that is not newer than the GPU, which has 9.0; else the oldest."""
+    texts = [SAXPY.replace("sm_80", f"sm_{architecture}") for architecture in architectures]
+    binary = Binary(*(Entry(architecture, text) for architecture, text in zip(architectures, texts, strict=True)))
+    attributes, kernel = (ctypes.c_int * 36)(), binary.kernel("saxpy")
+    assert binary.runtime.cudaFuncGetAttributes(attributes, kernel.function) == 0
+    ptx_version = attributes[8]
+    assert ptx_version == chosen
+
+
+def test_occupancy_and_limits_of_launches() -> None:
+    binary, blocks = Binary(WRONG), ctypes.c_int()
+    limited, trap = binary.kernel("limited"), binary.kernel("trap_")
+    occupancy = binary.runtime.cudaOccupancyMaxActiveBlocksPerMultiprocessor
+    assert occupancy(ctypes.byref(blocks), limited.function, 64, ctypes.c_size_t(0)) == 0
+    assert blocks.value == 32
+    assert occupancy(ctypes.byref(blocks), limited.function, 64, ctypes.c_size_t(100_000)) == 0
+    assert blocks.value == 2
+    assert limited(1, 64) == 0
+    assert limited(1, 65) == OUT_OF_RESOURCES
+    assert trap(1, 1025) == INVALID_CONFIGURATION
+    assert trap((1, 70_000), 1) == INVALID_CONFIGURATION
+    assert trap(1, 1, shared=49_153) == INVALID_VALUE
+    assert limited(5, 64, cooperative=True) == 0
+    assert limited(32 * 132 + 1, 64, cooperative=True) == TOO_LARGE
+
+
+def test_a_program_of_the_driver_runs_its_kernels() -> None:
+    cuda, y = ctypes.CDLL("libcuda.so.1"), torch.zeros(4, device="cuda")
+    module, function, address, size = (ctypes.c_void_p() for _ in range(4))
+    text = ctypes.create_string_buffer(VARIABLES.encode())
+    assert cuda.cuModuleLoadData(ctypes.byref(module), text) == 0
+    ctypes.memset(text, 0, len(text))  # the program may free it
+    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"add_table") == 0
+    pointer = ctypes.c_uint64(y.data_ptr())
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 4, 1, 1, 0, None, parameters, None) == 0
+    assert y.tolist() == [1, 2, 3, 4]
+    length = ctypes.c_size_t(8)
+    extra = (ctypes.c_void_p * 5)(1, ctypes.addressof(pointer), 2, ctypes.addressof(length), None)
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 4, 1, 1, 0, None, None, extra) == 0
+    assert y.tolist() == [2, 4, 6, 8]
+    assert cuda.cuModuleGetGlobal_v2(ctypes.byref(address), ctypes.byref(size), module, b"counter") == 0
+    assert size.value == 4
+    value = ctypes.c_uint()
+    assert cuda.cuMemcpyDtoH_v2(ctypes.byref(value), address, ctypes.c_size_t(4)) == 0
+    assert value.value == 43
+    assert cuda.cuModuleGetGlobal_v2(ctypes.byref(address), None, module, b"missing") == 500
+
+
+def test_a_library_of_the_driver_runs_its_kernels() -> None:
+    cuda, y = ctypes.CDLL("libcuda.so.1"), torch.zeros(4, device="cuda")
+    library, kernel, function = (ctypes.c_void_p() for _ in range(3))
+    text = ctypes.create_string_buffer(VARIABLES.encode())
+    assert cuda.cuLibraryLoadData(ctypes.byref(library), text, None, None, 0, None, None, 0) == 0
+    assert cuda.cuLibraryGetKernel(ctypes.byref(kernel), library, b"add_table") == 0
+    assert cuda.cuKernelGetFunction(ctypes.byref(function), kernel) == 0
+    pointer = ctypes.c_uint64(y.data_ptr())
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 4, 1, 1, 0, None, parameters, None) == 0
+    assert y.tolist() == [1, 2, 3, 4]
+    assert cuda.cuLibraryUnload(library) == 0
+
+
+# What is refused.
+
+
+@pytest.mark.usefixtures("pending")
+@pytest.mark.parametrize(
+    ("entries", "reason"),
+    [
+        (
+            [Entry(75, kind=CODE), Entry(80, kind=CODE)],
+            r"machine code alone \(7\.5, 8\.0\); compile it with -gencode arch=compute_90",
+        ),
+        ([Entry(80, WRONG)], r"tex\.1d\.v4\.f32\.s32"),
+        ([Entry(80, SAXPY)], "no kernel textured"),
+    ],
+)
+def test_what_cannot_run_is_refused_with_its_reason(
+    entries: list[Entry], reason: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    x = torch.zeros(4, device="cuda")
+    kernel = Binary(*entries).kernel("textured")
+    assert kernel(1, 1, x) == NOT_SUPPORTED
+    kernel.runtime.accelerator_simulation_refusal(None, ctypes.c_size_t(0))
+    text = capfd.readouterr().err
+    assert text.startswith("kernel textured is not simulated: ")
+    assert re.search(reason, text), text
+    assert kernel(1, 1, x) == NOT_SUPPORTED
+    assert capfd.readouterr().err == ""  # each kernel is reported once
+
+
+def test_kernels_of_an_unloaded_library_are_unknown() -> None:
+    binary = Binary(SAXPY)
+    kernel, y = binary.kernel("saxpy"), torch.zeros(4, device="cuda")
+    assert kernel(1, 1, ctypes.c_float(0), y, y, ctypes.c_uint(1)) == 0
+    binary.unregister()
+    assert kernel(1, 1, ctypes.c_float(0), y, y, ctypes.c_uint(1)) == NOT_SUPPORTED

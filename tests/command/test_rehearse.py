@@ -448,7 +448,7 @@ def test_machines_are_those_of_simulate(is_mig: bool, tmp_path: Path) -> None:
         topology = subprocess.check_output(["nvidia-smi", "topo", "-m"], text=True)
         assert ("NV1" in topology) is {not is_mig}
         """,
-        *("--gpus", "2", "--memory", "80GiB", *options),
+        *("--gpus", "1" if is_mig else "2", "--memory", "80GiB", *options),
     )
     [entry] = entries
     assert entry["total"] == (10 if is_mig else 80) * GIB

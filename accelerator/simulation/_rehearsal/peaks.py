@@ -28,7 +28,8 @@ def held_memory(device: int, where: str | None) -> Peak:
     known = _addresses_of_parameters()
     by_category: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     by_line: dict[str, int] = {}
-    for segment in torch.cuda.memory._snapshot()["segments"]:
+    snapshot: Any = torch.cuda.memory._snapshot()
+    for segment in snapshot["segments"]:
         if segment["device"] != device:
             continue
         for block in segment["blocks"]:

@@ -125,7 +125,7 @@ def _check(arguments: list[str]) -> int:
         type=_seconds,
         default=60.0,
         metavar="SECONDS",
-        help="how long ranks wait for each other under torchrun (default: 60)",
+        help="how long ranks wait for each other under torchrun (default: %(default)g)",
     )
     options = parser.parse_args(arguments)
     from ._command import check, cluster_check

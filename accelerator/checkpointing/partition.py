@@ -111,6 +111,11 @@ class Gathering:
         return self._whole
 
 
+def _leaves_device(tensor: torch.Tensor, settings: Settings) -> bool:
+    """Return whether an activation is offloaded."""
+    return settings.checkpoint_in_cpu and tensor.device.type != "cpu"
+
+
 class StoredActivation:
     """One activation in its stored form."""
 
@@ -148,7 +153,7 @@ class StoredActivation:
         self._numel = elements.numel()
         size = part_size(self._numel, group.size)
         part = own_part(elements, group)
-        leaves_device = settings.checkpoint_in_cpu and self._device.type != "cpu"
+        leaves_device = _leaves_device(tensor, settings)
         if settings.buffers is not None:
             self._slot = settings.buffers.take(position, size, tensor.dtype, self._device, settings.checkpoint_in_cpu)
             stored = self._slot.tensor
@@ -229,8 +234,7 @@ def store_activation(
     group = partition_group(settings) if settings.partition_activations else SINGLE_RANK
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not is_activation(tensor, group.size):
         return None
-    leaves_device = settings.checkpoint_in_cpu and tensor.device.type != "cpu"
-    if group.size == 1 and settings.buffers is None and not leaves_device:
+    if group.size == 1 and settings.buffers is None and not _leaves_device(tensor, settings):
         return None
     layout = layout_of(tensor)
     return None if layout is None else StoredActivation(tensor, layout, settings, group, position, hooks)

@@ -5,7 +5,7 @@ contains them compiled; they are copied there instead, because a wheel cannot co
 layout lets an environment leave the driver or NVML off the library path:
 
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
-    preload/libaccelerator-exit.so
+    preload/libaccelerator-exit.so  preload/libaccelerator-cublas.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
     bin/nvidia-smi  bin/accelerator-guard

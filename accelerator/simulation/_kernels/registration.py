@@ -17,8 +17,8 @@ from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
 from .engine import OVERRIDE_KEY, engine
-from .growth import watched
 from .kernel_memory import with_kernel_memory
+from .memory_growth import watched
 from .ops import not_simulated
 from .schemas import schema_of, short_name
 from .version_counters import with_versions

@@ -23,7 +23,7 @@ import torch
 
 from .. import _settings
 from .._compile.import_hook import after_import
-from .._kernels import bindings, growth
+from .._kernels import bindings, memory_growth
 from .._kernels.known_values import forget_noted, frames_from, noted, program_line
 from .._rehearsal_record import (
     DeviceRecord,
@@ -83,7 +83,7 @@ def start() -> None:
 
 def _start_with_cuda() -> None:
     bindings.observe_out_of_memory(_note_out_of_memory)
-    growth.observe(_note_growth)
+    memory_growth.observe(_note_growth)
     history.start()
     start()
 
@@ -172,7 +172,7 @@ def _note_growth(op: str) -> None:
     """Note where a device's memory was exceeded, and what holds it when clearly more is allocated than ever."""
     for device in range(torch.cuda.device_count()):
         line: Any = None
-        exceeded = growth.excess(device)
+        exceeded = memory_growth.excess(device)
         if exceeded is not None and device not in _out_of_memory:
             line = program_line(frames_from(sys._getframe(1)))
             _out_of_memory[device] = OutOfMemory(*exceeded, op, line)

@@ -1,7 +1,7 @@
 """A rank without the other ranks of its world: process groups come up and collectives complete without peers.
 
-torch's ProcessGroupNCCL is unchanged, and native/nccl/alone.c completes its collectives. Two other things wait for peers. The
-store is replaced by one that answers for all ranks. Process groups of gloo are replaced by torch's FakeProcessGroup.
+torch's ProcessGroupNCCL is unchanged, and native/nccl/rehearsal.c completes its collectives. Two other things wait for peers.
+The store is replaced by one that answers for all ranks. Process groups of gloo are replaced by torch's FakeProcessGroup.
 Collectives of objects are replaced too, because they would send pickles through device memory that nobody writes.
 """
 

@@ -184,11 +184,21 @@ def measured(gpu):
         end.synchronize()
         return start.elapsed_time(end), host
 measured(0), measured(1)
-simulation.inject_fault("slow=100ms,gpu=1")
+with torch.cuda.device(1):
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y.add_(1).mul_(2)
+    simulation.inject_fault("slow=100ms,gpu=1")
+    start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+    start.record()
+    graph.replay()
+    end.record()
+    end.synchronize()
+    replay = start.elapsed_time(end)
 slow, host = measured(1)
-print(2000 <= slow < 2500, host < 1, measured(0)[0] < 500)
+print(2000 <= slow < 2500, host < 1, measured(0)[0] < 500, 200 <= replay < 700)
 """
-    assert output(program) == ["True True True"]
+    assert output(program) == ["True True True True"]
 
 
 def test_a_hang_ends_when_its_time_is_over() -> None:

@@ -111,6 +111,15 @@ static uint64_t recorded(struct sim_state *state, int gpu, int instance)
     return sum;
 }
 
+/* An instance has an eighth of its GPU's memory. */
+uint64_t sim_memory_size(int gpu, int instance)
+{
+    if (gpu == SIM_HOST)
+        return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
+    uint64_t memory = sim_config()->gpus[gpu].memory;
+    return instance == SIM_WHOLE_GPU ? memory : memory / 8;
+}
+
 static bool has_space(struct sim_state *state, int gpu, int instance, uint64_t bytes, bool may_exceed)
 {
     const uint64_t capacity = sim_memory_size(gpu, instance) * (may_exceed ? SIM_EXCESS : 1);

@@ -63,7 +63,6 @@ const struct sim_config *sim_config(void);
 void sim_uuid(int gpu, int instance, unsigned char bytes[16], char text[SIM_UUID_SIZE]);
 
 void sim_pci_address(int gpu, unsigned *domain, unsigned *bus);
-uint64_t sim_memory_size(int gpu, int instance);
 void sim_display_name(int gpu, int instance, char *text, size_t size);
 
 /* injections.c. Returns the error that SETTING_ERRORS injects into this call, or 0. */

@@ -43,14 +43,6 @@ void sim_pci_address(int gpu, unsigned *domain, unsigned *bus)
     *bus = 1 + (unsigned)gpu % GPUS_PER_DOMAIN;
 }
 
-uint64_t sim_memory_size(int gpu, int instance)
-{
-    if (gpu == SIM_HOST)
-        return (uint64_t)sysconf(_SC_PHYS_PAGES) * (uint64_t)sysconf(_SC_PAGESIZE);
-    uint64_t memory = sim_config()->gpus[gpu].memory;
-    return instance == SIM_WHOLE_GPU ? memory : memory / 8;
-}
-
 void sim_display_name(int gpu, int instance, char *text, size_t size)
 {
     snprintf(text, size, "%s%s", sim_config()->gpus[gpu].name, instance == SIM_WHOLE_GPU ? "" : " MIG 1g");

@@ -6,13 +6,13 @@
 #ifndef ACCELERATOR_SIM_STATE_H
 #define ACCELERATOR_SIM_STATE_H
 
-#include <stdint.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <sys/types.h>
 
 enum {
     SIM_ANY_INSTANCE = -2, /* the GPU together with all its MIG instances */
-    SIM_EXCESS = 8,
+    SIM_EXCESS = 8, /* times the memory of a GPU is what a rehearsed program may have; docs/rehearsal.md says so, too */
 };
 
 struct fault_table;
@@ -40,6 +40,9 @@ struct fault_table *sim_state_faults(struct sim_state *state);
 struct sim_state *sim_state_find(void);
 
 /* ---- accounts.c ---- */
+
+/* The memory of programs on a GPU, an instance or the host. */
+uint64_t sim_memory_size(int gpu, int instance);
 
 /* Charges `bytes` to this process. Returns -1 when the GPU or instance has less than that left. A rehearsed program may have
  * SIM_EXCESS times the memory there is, so that what it needs can be told. */

@@ -189,7 +189,7 @@ struct operation {
     /* Progress. */
     size_t done; /* elements; bytes of a message */
     bool is_posted, has_started;
-    bool is_without_data; /* alone.c */
+    bool is_without_data; /* rehearsal.c */
     struct operation *next;
 };
 
@@ -219,7 +219,7 @@ struct comm {
     uint64_t steps, exchanges; /* how many this rank has completed */
     uint64_t children;         /* how many communicators were made of this one without an exchange */
     bool has_growth_id;
-    bool is_rehearsed, is_alone, has_unknown_size; /* alone.c */
+    bool is_rehearsed, is_alone, has_unknown_size; /* rehearsal.c */
     struct queue collectives, sends[MAX_RANKS], receives[MAX_RANKS]; /* of the job in progress */
     struct factor *factors;
     int factor_count;
@@ -367,7 +367,7 @@ ncclResult_t new_joining(struct comm **handle, int rank, int ranks, struct comm 
 ncclResult_t join_all(struct joining **joinings, size_t count);
 void abandon_joining(struct joining *joining);
 
-/* alone.c */
+/* rehearsal.c */
 bool leaves_data(const struct operation *operation);
 ncclResult_t join_alone(struct joining *joining); /* takes ownership */
 ncclResult_t complete_alone(const struct operation *operations, size_t count);

@@ -1,4 +1,4 @@
-/* Race detection: the vector clocks of streams and of the host, and the worlds of captures. */
+/* Race detection: the vector clocks of streams and of the host, the numbers of streams, and the worlds of captures. */
 #include "races.h"
 
 struct world present;
@@ -58,7 +58,8 @@ void clock_clear(struct clock *clock)
     *clock = (struct clock){0};
 }
 
-/* Returns the index of a stream plus one, which the stream keeps; 0 without memory. */
+/* Returns the index of a stream plus one, which the stream keeps; 0 without memory. Reports call the streams of a device by the
+ * numbers 1, 2, 3, in the order of their first use. */
 static int add_stream(const struct race_stream *stream)
 {
     if (!array_reserve((void **)&streams, &stream_capacity, stream_count + 1, sizeof *streams))

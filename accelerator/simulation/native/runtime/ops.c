@@ -37,6 +37,19 @@ EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
     return stream && !stream->capture && stream->pending.count == 0 && unless_failed(ordinal) == SUCCESS;
 }
 
+/* Counts an op for the faults, and returns their error or delays the stream. */
+static cudaError_t fail_or_delay(struct stream *stream)
+{
+    const struct fault_effect effect = driver->faults_at_op(driver->devices[stream->device].gpu);
+    if (effect.error == SUCCESS && (effect.delay || effect.until)) {
+        end_hang(stream);
+        const int64_t time = now(), begin = stream->idle_at > time ? stream->idle_at : time;
+        const int64_t start = effect.until > begin ? effect.until : begin;
+        delay_stream(stream, start > INT64_MAX - effect.delay ? INT64_MAX : start + effect.delay);
+    }
+    return effect.error;
+}
+
 /* Counts an op for the faults, and applies those that are under way. See engine_runtime.h. */
 EXPORT int accelerator_simulation_begin_op(void *handle, int ordinal)
 {
@@ -44,16 +57,7 @@ EXPORT int accelerator_simulation_begin_op(void *handle, int ordinal)
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
     if (!has_faults() || !stream || stream->capture)
         return 0;
-    const struct fault_effect effect = driver->faults_at_op(gpu);
-    if (effect.error)
-        return -1;
-    if (effect.delay || effect.until) {
-        end_hang(stream);
-        const int64_t time = now(), begin = stream->idle_at > time ? stream->idle_at : time;
-        const int64_t start = effect.until > begin ? effect.until : begin;
-        delay_stream(stream, start > INT64_MAX - effect.delay ? INT64_MAX : start + effect.delay);
-    }
-    return driver->faults_flip(gpu) + 1;
+    return fail_or_delay(stream) == SUCCESS ? driver->faults_flip(gpu) + 1 : -1;
 }
 
 /* The bit that the result of an op is to have flipped, or -1. */
@@ -98,10 +102,8 @@ EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
 
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
-    if (has_faults()) {
-        const struct fault_effect effect = driver->faults_at_op(driver->devices[stream->device].gpu);
-        RETURN_IF_ERROR(effect.error);
-    }
+    if (has_faults())
+        RETURN_IF_ERROR(fail_or_delay(stream));
     return work->computation.compute(work->computation.id) ? SUCCESS : ERROR_LAUNCH_FAILED;
 }
 

@@ -39,17 +39,18 @@ int smi_list(void)
     return 0;
 }
 
+enum { WIDTH = 92 };
+
 /* Prints a line of the table: text, padded to the width, between bars. */
 static void line(const char *text)
 {
-    enum { WIDTH = 92 };
     printf("|%-*.*s|\n", WIDTH, WIDTH, text);
 }
 
 static void rule(char character)
 {
     putchar('+');
-    for (int i = 0; i < 92; i++)
+    for (int i = 0; i < WIDTH; i++)
         putchar(character);
     puts("+");
 }

@@ -161,9 +161,10 @@ def test_rehearsal_of_readme(gpu: str, fits: str, tmp_path: Path) -> None:
     done = subprocess.run(line, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=300, check=False)
     head, row = (re.findall(rf"^ *{start} .*$", done.stderr, re.MULTILINE)[0] for start in ("rank", "0"))
     assert row.split()[-1] == fits, done.stderr
-    assert done.returncode == (fits == "no")
+    assert done.returncode == 0
     if fits == "no":
-        assert "train.py:12 in <module>" in done.stderr
+        assert re.search(r"is out of memory: aten::\w+ at \S*train\.py:12 in <module>", done.stderr), done.stderr
+        assert "it went on and needs" in done.stderr
         return
     shown = table.splitlines()
     assert head == shown[0]

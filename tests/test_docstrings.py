@@ -65,9 +65,10 @@ CALLS = {
     "stream": "with stream(None): pass",
     "unpin_memory": "unpin_memory(torch.ones(1))",
     "unregister_host_memory": "unregister_host_memory(numbers.data_ptr())",
+    "use_mem_pool": "use_mem_pool(None)",
 }
 # Their arguments exist only after the initialization, or they need a package that the tests do not install.
-NOT_CALLED = {"capture_to_graph", "replay_graph", "set_stream", "use_in_deepspeed"}
+NOT_CALLED = {"capture_to_graph", "record_stream", "replay_graph", "set_stream", "use_in_deepspeed"}
 # They initialize, then raise: simulated GPUs have no cuBLAS, the memory is not registered, the tensor is on the CPU.
 RAISING = {"current_blas_handle", "unregister_host_memory", "make_graphed_callables"}
 

@@ -11,7 +11,7 @@ from .syntax import Function, Instruction, Variable
 
 __all__ = ["Kernel", "Program"]
 
-_TAKEN_ADDRESS = re.compile(r"\bmov\.[bu]64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
+_TAKEN_ADDRESS = re.compile(r"\bmov\.(?:b|u)64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 

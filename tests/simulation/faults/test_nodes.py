@@ -40,6 +40,9 @@ def test_going_on_needs_nodes() -> None:
 def test_torchrun_forms_a_smaller_group_when_a_node_is_killed() -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--memory", "1GiB"]
     command += ["--fault", "kill,node=1,after_ops=20", "--on-node-failure", "continue", "--"]
+    # Node 0 has the store, which must outlive node 1. Both have the host's name, by which torchrun would tell.
+    configuration = "last_call_timeout=15,keep_alive_interval=1,is_host=$((PET_NODE_RANK == 0))"
+    command += ["sh", "-c", f'PET_RDZV_CONF="{configuration}" exec "$@"', "sh"]
     command += [
         sys.executable,
         "-m",
@@ -51,7 +54,7 @@ def test_torchrun_forms_a_smaller_group_when_a_node_is_killed() -> None:
         "--max-restarts",
         "3",
     ]
-    command += ["--rdzv-backend", "c10d", "--rdzv-id", "job", "--rdzv-conf", "last_call_timeout=15,keep_alive_interval=1"]
+    command += ["--rdzv-backend", "c10d", "--rdzv-id", "job"]
     command += ["-m", "tests.simulation.cluster.reformed_rank"]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     done = subprocess.run(command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=200, check=False)

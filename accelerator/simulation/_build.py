@@ -185,7 +185,7 @@ def _libraries() -> Build:
             _compile_all(_compiler(), directory)
         else:
             for path in COMPILED:
-                (directory / path).write_bytes(prebuilt.joinpath(*path.split("/")).read_bytes())
+                (directory / path).write_bytes((prebuilt / path).read_bytes())
         for name in _ABSENT:
             (directory / name).touch()
         for name, content in _translator_sources().items():
@@ -199,7 +199,7 @@ def _libraries() -> Build:
 
 def _prebuilt() -> Traversable | None:
     """Return the folder of the compiled libraries in the installed package, which may be in a zip archive; None without one."""
-    folder = _package().joinpath(PREBUILT_FOLDER, Path(_libraries().name).name)
+    folder = _package() / PREBUILT_FOLDER / Path(_libraries().name).name
     return folder if folder.is_dir() else None
 
 

@@ -20,7 +20,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 if TYPE_CHECKING:
     from collections.abc import Iterator
 
-pytestmark = linux_only
+pytestmark = [linux_only, needs_cuda_torch]
 
 # A command that has started another one, and writes the pids of both. The other one ignores signals and has no terminal.
 COMMAND = "nohup setsid sleep 300 >/dev/null 2>&1 & echo $$ > {folder}/$$.pid; echo $! > {folder}/$!.pid; wait"
@@ -134,7 +134,6 @@ def test_an_inner_simulation_ends_alone(start: _Start, tmp_path: Path) -> None:
     assert started.parent.poll() is None
 
 
-@needs_cuda_torch
 @pytest.mark.parametrize(
     ("options", "name"),
     [(["--simulate-gpus", "1"], "test_on_the_session"), ([], "test_that_is_killed")],
@@ -148,7 +147,6 @@ def test_a_killed_pytest_ends_its_machines(start: _Start, tmp_path: Path, option
     assert started.running() == set()
 
 
-@needs_cuda_torch
 def test_a_killed_server_ends_its_test(start: _Start, tmp_path: Path) -> None:
     file = tmp_path / "test_killed.py"
     file.write_text(SERVED.format(folder=str(tmp_path)))

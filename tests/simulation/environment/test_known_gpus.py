@@ -14,7 +14,7 @@ from tests.support import run, simulated_environment
 from tests.support.simulation import DEADLINE, GIB, MIB, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = linux_only
+pytestmark = [linux_only, needs_cuda_torch]
 
 
 def figures(**machine: Any) -> dict[str, Any]:
@@ -43,7 +43,6 @@ def figures(**machine: Any) -> dict[str, Any]:
     return result
 
 
-@needs_cuda_torch
 def test_cuda_and_nvml_report_different_totals() -> None:
     result = figures(gpus=2, name=["A100-40GB", "NVIDIA GeForce RTX 4090"])
     totals = [42_298_834_944, 24081 * MIB]
@@ -54,7 +53,6 @@ def test_cuda_and_nvml_report_different_totals() -> None:
     assert result["capabilities"] == ["8.0", "8.9"]
 
 
-@needs_cuda_torch
 def test_other_gpus_have_one_total() -> None:
     result = figures(gpus=1, memory="4GiB")
     assert result["before"] == result["after"] == [[4 * GIB] * 3]

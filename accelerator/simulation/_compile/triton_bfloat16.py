@@ -2,7 +2,7 @@
 
 The interpreter stores such a value as the integer of its bits and computes with that integer. The results are wrong, without an
 error. These replacements store float32 values, and convert them when a kernel loads, stores, casts or reinterprets them.
-Atomic additions, exchanges and the like (``create_atomic_rmw``) are refused.
+Atomic operations are refused.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
         return data.itemsize <= 4 if is_bfloat16(dtype) else is_size_valid(data, dtype)
 
     load, store, bitcast = builder.create_masked_load, builder.create_masked_store, builder.create_bitcast
-    cast, cast_float, atomic = builder.cast_impl, builder.create_fp_to_fp, builder.create_atomic_rmw
+    cast, cast_float = builder.cast_impl, builder.create_fp_to_fp
+    atomic, exchange = builder.create_atomic_rmw, builder.create_atomic_cas
 
     def create_masked_load(self: Any, ptrs: Any, mask: Any, other: Any, *options: Any, **named: Any) -> Any:
         if ptrs.get_element_ty() != tl.bfloat16:
@@ -82,6 +83,11 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
             raise NotImplementedError("atomic operations on bfloat16 are not simulated")
         return atomic(self, operation, ptr, value, *options)
 
+    def create_atomic_cas(self: Any, ptr: Any, expected: Any, value: Any, *options: Any) -> Any:
+        if is_bfloat16(value.dtype):
+            raise NotImplementedError("atomic operations on bfloat16 are not simulated")
+        return exchange(self, ptr, expected, value, *options)
+
     absolute = builder.create_fabs
 
     def create_fabs(self: Any, value: Any) -> Any:
@@ -101,6 +107,7 @@ def hook_bfloat16(interpreter: ModuleType) -> None:
         create_fp_to_fp,
         create_bitcast,
         create_atomic_rmw,
+        create_atomic_cas,
         create_fabs,
     )
     for function in functions:

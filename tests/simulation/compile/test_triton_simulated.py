@@ -193,12 +193,28 @@ def test_tuning_fails_in_a_capture() -> None:
 
 
 @triton.jit
+def _add_atomically(x):
+    tl.atomic_add(x, tl.load(x))
+
+
+@triton.jit
+def _exchange_atomically(x):
+    tl.atomic_cas(x, tl.load(x), tl.load(x) * 2)
+
+
+@triton.jit
 def _bfloat16(x, y, out, sums, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     left, right = tl.load(x + place), tl.load(y + place)
     result = tl.where(left > right, tl.abs(left) * 2 - right, tl.dot(left, right).to(tl.bfloat16))
     tl.store(out + place, result)
     tl.store(sums + tl.arange(0, SIZE), tl.sum(left.to(tl.float32), axis=0) + tl.max(right, axis=0))
+
+
+def test_atomic_operations_on_bfloat16_are_refused() -> None:
+    for kernel in (_add_atomically, _exchange_atomically):
+        with pytest.raises(Exception, match="atomic operations on bfloat16 are not simulated"):
+            kernel[(1,)](torch.ones(4, device=CUDA, dtype=torch.bfloat16))
 
 
 def test_bfloat16() -> None:

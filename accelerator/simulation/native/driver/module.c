@@ -236,17 +236,6 @@ SIM_EXPORT CUresult cuLaunchCooperativeKernel(void *function, unsigned grid_x, u
     return launch(function, &launched, stream, parameters, NULL);
 }
 
-struct launch_attribute {
-    int id;
-    char padding[4];
-    union {
-        int cooperative;
-        unsigned cluster[3];
-        char bytes[64];
-    } value;
-};
-_Static_assert(sizeof(struct launch_attribute) == 72, "as in CUDA's ABI");
-
 struct launch_configuration {
     unsigned grid[3], block[3];
     unsigned shared_memory;
@@ -258,7 +247,6 @@ struct launch_configuration {
 SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configuration, void *function, void **parameters,
                                      void **extra)
 {
-    enum { COOPERATIVE = 2, CLUSTER = 4 };
     RETURN_IF_ERROR(enter_context(__func__));
     if (!configuration)
         return ERROR_INVALID_VALUE;
@@ -268,12 +256,7 @@ SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configur
         .block = {block[0], block[1], block[2]},
         .shared_memory = configuration->shared_memory,
     };
-    for (unsigned i = 0; i < configuration->attribute_count; i++) {
-        const struct launch_attribute *attribute = &configuration->attributes[i];
-        const unsigned *cluster = attribute->value.cluster;
-        launched.is_cooperative |= attribute->id == COOPERATIVE && attribute->value.cooperative;
-        launched.has_clusters |= attribute->id == CLUSTER && (uint64_t)cluster[0] * cluster[1] * cluster[2] > 1;
-    }
+    read_launch_attributes(&launched, configuration->attributes, configuration->attribute_count);
     return launch(function, &launched, configuration->stream, parameters, extra);
 }
 

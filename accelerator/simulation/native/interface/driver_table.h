@@ -11,6 +11,7 @@
 #include <stdint.h>
 
 #include "interface/fault_effects.h"
+#include "interface/launch.h"
 
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
 
@@ -65,12 +66,6 @@ static inline bool sim_is_on_host(const struct sim_memory *memory)
 
 struct sim_ipc_handle {
     char bytes[64];
-};
-
-struct sim_launch {
-    uint32_t grid[3], block[3];
-    size_t shared_memory;
-    bool is_cooperative, has_clusters;
 };
 
 /* The functions of the runtime that the driver calls: the runtime owns the streams, and runs kernels. */

@@ -73,12 +73,7 @@ cudaError_t translate(struct translated *kernel); /* ERROR_NOT_SUPPORTED with a 
  * ERROR_NOT_SUPPORTED if there is no PTX that says so. */
 cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size);
 
-struct launch_shape {
-    uint32_t grid[3], block[3];
-    size_t shared_memory;
-    bool is_cooperative, has_clusters;
-};
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape,
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
                               void **arguments);
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
 int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);

@@ -78,7 +78,7 @@ static bool is_torchs(const void *function)
 }
 
 /* Launches a kernel that is not torch's own from its PTX. */
-static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct launch_shape *shape,
+static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct sim_launch *shape,
                                    void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
@@ -91,7 +91,7 @@ static cudaError_t launch_from_ptx(const void *function, struct stream *stream, 
     return refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
 }
 
-static cudaError_t launch(const void *function, const struct launch_shape *shape, void **arguments, void *handle,
+static cudaError_t launch(const void *function, const struct sim_launch *shape, void **arguments, void *handle,
                           const struct sim_device *device)
 {
     struct stream *stream = find_stream(handle, device);
@@ -110,9 +110,9 @@ static cudaError_t launch(const void *function, const struct launch_shape *shape
     return submit(stream, &work);
 }
 
-static struct launch_shape shape_of(struct dim3 grid, struct dim3 block, size_t shared_memory)
+static struct sim_launch shape_of(struct dim3 grid, struct dim3 block, size_t shared_memory)
 {
-    return (struct launch_shape){{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_memory, false, false};
+    return (struct sim_launch){{grid.x, grid.y, grid.z}, {block.x, block.y, block.z}, shared_memory, false, false};
 }
 
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
@@ -120,7 +120,7 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    const struct launch_shape shape = shape_of(grid, block, shared_memory);
+    const struct sim_launch shape = shape_of(grid, block, shared_memory);
     if (has_faults())
         driver->faults_at(CLOCK_LAUNCHES, device->gpu);
     return finish(launch(function, &shape, arguments, stream, device));
@@ -131,7 +131,7 @@ EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
-    struct launch_shape shape = shape_of(grid, block, shared_memory);
+    struct sim_launch shape = shape_of(grid, block, shared_memory);
     shape.is_cooperative = true;
     return finish(launch(function, &shape, arguments, stream, device));
 }
@@ -150,17 +150,6 @@ EXPORT cudaError_t __cudaLaunchKernel(const void *kernel, struct dim3 grid, stru
     return cudaLaunchKernel(kernel, grid, block, arguments, shared_memory, stream);
 }
 
-struct launch_attribute {
-    int id;
-    char padding[4];
-    union {
-        int cooperative;
-        unsigned cluster[3];
-        char bytes[64];
-    } value;
-};
-_Static_assert(sizeof(struct launch_attribute) == 72, "as in CUDA's ABI");
-
 struct launch_configuration {
     struct dim3 grid, block;
     size_t shared_memory;
@@ -172,17 +161,11 @@ struct launch_configuration {
 EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
                                        void **arguments)
 {
-    enum { COOPERATIVE = 2, CLUSTER = 4 };
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!configuration)
         return fail(ERROR_INVALID_VALUE);
-    struct launch_shape shape = shape_of(configuration->grid, configuration->block, configuration->shared_memory);
-    for (unsigned i = 0; i < configuration->attribute_count; i++) {
-        const struct launch_attribute *attribute = &configuration->attributes[i];
-        const unsigned *cluster = attribute->value.cluster;
-        shape.is_cooperative |= attribute->id == COOPERATIVE && attribute->value.cooperative;
-        shape.has_clusters |= attribute->id == CLUSTER && (uint64_t)cluster[0] * cluster[1] * cluster[2] > 1;
-    }
+    struct sim_launch shape = shape_of(configuration->grid, configuration->block, configuration->shared_memory);
+    read_launch_attributes(&shape, configuration->attributes, configuration->attribute_count);
     return finish(launch(function, &shape, arguments, configuration->stream, device));
 }

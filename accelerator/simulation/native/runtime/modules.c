@@ -111,15 +111,8 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
     }
     if (error == SUCCESS && kernel->facts.parameter_count && !arguments)
         error = buffer ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_VALUE;
-    if (error == SUCCESS) {
-        const struct launch_shape shape = {
-            .grid = {launch->grid[0], launch->grid[1], launch->grid[2]},
-            .block = {launch->block[0], launch->block[1], launch->block[2]},
-            .shared_memory = launch->shared_memory,
-            .is_cooperative = launch->is_cooperative,
-        };
-        error = launch_translated(stream, kernel, &shape, arguments);
-    }
+    if (error == SUCCESS)
+        error = launch_translated(stream, kernel, launch, arguments);
     free(pointers);
     if (error != ERROR_NOT_SUPPORTED)
         return error;

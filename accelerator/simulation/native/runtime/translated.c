@@ -239,7 +239,7 @@ static uint64_t timeout_ms(void)
 
 struct translated_launch {
     struct translated *kernel;
-    struct launch_shape shape;
+    struct sim_launch shape;
     char parameters[]; /* as the kernel lays them out */
 };
 
@@ -250,7 +250,7 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     char message[1200];
     if (device->failure != SUCCESS) /* the GPU is lost: nothing runs on it */
         return SUCCESS;
-    const struct launch_shape *shape = &launch->shape;
+    const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
         .kernel = launch->kernel->code,
         .grid = {shape->grid[0], shape->grid[1], shape->grid[2]},
@@ -325,7 +325,7 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
     return (int)(by_threads < MAX_BLOCKS ? by_threads : MAX_BLOCKS);
 }
 
-static cudaError_t check_shape(const struct translated *kernel, const struct launch_shape *shape,
+static cudaError_t check_shape(const struct translated *kernel, const struct sim_launch *shape,
                                const struct sim_device *device)
 {
     enum { MAX_GRID = 65535, MAX_DEPTH = 64 };
@@ -348,7 +348,7 @@ static cudaError_t check_shape(const struct translated *kernel, const struct lau
     return blocks <= resident ? SUCCESS : ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct launch_shape *shape,
+cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
                               void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];

@@ -124,6 +124,21 @@ with torch.cuda.device(1):
 # ---- When a fault fires. ----
 
 
+@pytest.mark.parametrize(
+    "function", ["cudaLaunchKernel", "cudaLaunchCooperativeKernel", "cuLaunchKernel", "cuLaunchCooperativeKernel"]
+)
+def test_launches_of_every_function_are_counted(function: str) -> None:
+    program = f"""
+import ctypes
+from tests.support.simulation_driver import loaded_runtime
+simulation.inject_fault("xid=94,gpu=0,after_launches=2")
+library = ctypes.CDLL("libcuda.so.1") if {function.startswith("cuL")} else loaded_runtime()
+nothing = [ctypes.c_void_p()] * 12  # which every function refuses
+print([library.{function}(*nothing) and error(x.add_, 1) for _ in range(4)])
+"""
+    assert output(program) == [f"[None, None, '{TEXTS[214]}', '{TEXTS[214]}']"]
+
+
 def firing_op(condition: str) -> int:
     """Return after how many ops a fault was seen."""
     program = """

@@ -207,6 +207,8 @@ static CUresult launch(void *function, const struct sim_launch *launched, CUstre
     const struct sim_runtime *functions = find_runtime();
     const uint32_t *grid = launched->grid, *block = launched->block;
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    if (faults_are_used())
+        faults_at(CLOCK_LAUNCHES, current_context()->gpu);
     if (!functions)
         return ERROR_NOT_SUPPORTED;
     if (!function || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
@@ -221,8 +223,6 @@ SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned gri
                                    void **parameters, void **extra)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (faults_are_used())
-        faults_at(CLOCK_LAUNCHES, current_context()->gpu);
     const struct sim_launch launched = {{grid_x, grid_y, grid_z}, {block_x, block_y, block_z}, shared_memory, false, false};
     return launch(function, &launched, stream, parameters, extra);
 }

@@ -97,6 +97,8 @@ static cudaError_t launch(const void *function, const struct sim_launch *shape, 
     struct stream *stream = find_stream(handle, device);
     const uint32_t *grid = shape->grid, *block = shape->block;
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
+    if (has_faults())
+        driver->faults_at(CLOCK_LAUNCHES, device->gpu);
     if (!stream || stream->device != device->ordinal)
         return ERROR_INVALID_HANDLE;
     if (!function)
@@ -121,8 +123,6 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     const struct sim_launch shape = shape_of(grid, block, shared_memory);
-    if (has_faults())
-        driver->faults_at(CLOCK_LAUNCHES, device->gpu);
     return finish(launch(function, &shape, arguments, stream, device));
 }
 

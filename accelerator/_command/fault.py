@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import sys
 from pathlib import Path
 
 from ..simulation import _fault_table, _faults, _settings
+from ..simulation._run import report
 from . import terminal
 
 __all__ = ["main"]
@@ -68,7 +68,7 @@ def main(argv: list[str]) -> int:
             else:
                 _faults.end(state, gpu, is_reset=verb == "reset")
     except RuntimeError as error:
-        print(f"python -m accelerator fault: {error}", file=sys.stderr)
+        report(parser.prog, str(error))
         return 1
     return 0
 

@@ -40,6 +40,11 @@ class Entry(NamedTuple):
         """Whether the program ran on beyond the memory of the GPU, so that the peaks are what it needs."""
         return self.out_of_memory is not None and self.peak_reserved > self.total
 
+    @property
+    def smallest_gpu(self) -> str | None:
+        """The smallest known GPU that has what the program reserved at its peak; None if none has, or if it needs more."""
+        return None if self.ran_out else smallest(self.peak_reserved)
+
 
 def entries_of(ranks: Sequence[Rank], exit_status: int) -> list[Entry]:
     """Return an entry for each rank and device.
@@ -96,7 +101,7 @@ def _plain(entry: Entry) -> dict[str, Any]:
     return {
         **fields,
         "out_of_memory": entry.out_of_memory and entry.out_of_memory._asdict(),
-        "smallest_gpu": None if entry.ran_out else smallest(entry.peak_reserved),
+        "smallest_gpu": entry.smallest_gpu,
         "peak": peak
         and {
             "where": peak.where,
@@ -151,7 +156,7 @@ def _format_need(entry: Entry) -> list[str]:
     """Return the lines that say what a program needs that does not fit."""
     lines: list[str] = []
     if entry.goes_on:
-        name = None if entry.ran_out else smallest(entry.peak_reserved)
+        name = entry.smallest_gpu
         has_it = f"the smallest known GPU with that is {name}" if name else "no known GPU has that"
         size = format_size(entry.peak_reserved)
         lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")

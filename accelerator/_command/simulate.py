@@ -9,7 +9,7 @@ from pathlib import Path
 
 from ..simulation import _build, _cluster, _engine_build, _faults, environment
 from ..simulation._environment import RACES_SUFFIX
-from ..simulation._run import run
+from ..simulation._run import report, run
 from ..simulation._state_folder import state_folder
 from .run_parser import RunParser, report_error, report_unknown_names
 
@@ -100,7 +100,7 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     faults = parameters.get("faults", ())
     names = ["state"] if options.nodes is None else [f"state-{node}" for node in range(options.nodes)]
     for line in _faults.unfired(*(folder / name for name in names), faults=faults) if faults else ():
-        print(f"{parser.prog}: the fault {line}", file=sys.stderr)
+        report(parser.prog, f"the fault {line}")
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 

@@ -14,14 +14,16 @@ from typing import Any
 __all__ = ["excess", "observe", "watched"]
 
 _observers: list[Callable[[str], None]] = []
-_count = ctypes.c_uint64()  # the driver's, once it is observed
+_driver: Any = None  # once it is observed, as the count is the driver's
+_count = ctypes.c_uint64()
 _seen = 0
 
 
 def observe(observer: Callable[[str], None]) -> None:
     """Call a function with the name of each op that takes memory of a GPU, or runs when memory was taken without an op."""
-    global _count
-    _count = ctypes.c_uint64.in_dll(_driver(), "accelerator_simulation_growths")
+    global _count, _driver
+    _driver = ctypes.CDLL("libcuda.so.1")
+    _count = ctypes.c_uint64.in_dll(_driver, "accelerator_simulation_growths")
     _observers.append(observer)
 
 
@@ -55,9 +57,5 @@ def _outermost_op(frame: FrameType, name: str) -> str:
 def excess(device: int) -> tuple[int, int] | None:
     """Return the bytes of the first allocation beyond a device's memory, and those that were free; None without one."""
     requested, free = ctypes.c_uint64(), ctypes.c_uint64()
-    is_exceeded = _driver().accelerator_simulation_excess(device, ctypes.byref(requested), ctypes.byref(free))
+    is_exceeded = _driver.accelerator_simulation_excess(device, ctypes.byref(requested), ctypes.byref(free))
     return (requested.value, free.value) if is_exceeded else None
-
-
-def _driver() -> Any:
-    return ctypes.CDLL("libcuda.so.1")

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 
+from .. import _settings
 from . import accesses, bindings, dispatch, host_values, known_values, random, rehearsal
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
@@ -100,7 +101,8 @@ def install(computes: bool = True) -> None:
     """
     make_override = dispatch.kernel_override if computes else rehearsal.rehearsal_override
     copy_override = dispatch.copy_override if computes else rehearsal.copy_override
-    extensions = _EXTENSIONS if computes else (*_EXTENSIONS, watched)
+    is_recorded = not computes and bool(_settings.read("rehearse"))
+    extensions = (*_EXTENSIONS, watched) if is_recorded else _EXTENSIONS
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
@@ -123,7 +125,7 @@ def install(computes: bool = True) -> None:
         if not computes:
             rehearsal.zero_memory_of_compiled_code()
             for name, override in rehearsal.empty_overrides().items():
-                library.impl(name, DispatchKey.CUDA, watched(name, override))
+                library.impl(name, DispatchKey.CUDA, watched(name, override) if is_recorded else override)
         library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:

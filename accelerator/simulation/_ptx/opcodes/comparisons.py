@@ -72,14 +72,16 @@ def _setp(code: Code, instruction: Instruction, choices: Choices) -> str:
         return code.write(target, PREDICATE, _combined(code, instruction, choices, value))
     first = _combined(code, instruction, choices, "found_")
     second = _combined(code, instruction, choices, "!found_")
-    return (
-        f"{{ u8 found_ = {value}, second_ = {second}; {code.write(target.first, PREDICATE, first)}"
-        f" {code.write(target.second, PREDICATE, 'second_')} }}"
-    )
+    return f"{{ u8 found_ = {value}, {_write_both(code, target, first, second)} }}"
 
 
-def _setp_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
-    """Compares the halves of two pairs: p is of the low ones, q of the high ones."""
+def _write_both(code: Code, target: Pair, first: str, second: str) -> str:
+    """Return the end of a declaration and the writes of two predicates, of which the first may be read by the second."""
+    return f"second_ = {second}; {code.write(target.first, PREDICATE, first)} {code.write(target.second, PREDICATE, 'second_')}"
+
+
+def _compared_halves(code: Code, instruction: Instruction, choices: Choices) -> list[str]:
+    """Return the comparisons of the low and of the high halves of two pairs."""
     type = choices["T"].removesuffix("x2")
     widen = "float_of_half" if type == "f16" else "float_of_bfloat16"
     words = [code.read(operand, TYPES["b32"]) for operand in instruction.operands[1:3]]
@@ -89,12 +91,14 @@ def _setp_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
         halves = [f"flush_{type}({half})" if choices.get("ftz") else half for half in halves]
         a, b = (f"{widen}({half})" for half in halves)
         results.append(_combined(code, instruction, choices, compare(choices["order"], a, b, is_float=True)))
+    return results
+
+
+def _setp_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """Compares the halves of two pairs: p is of the low ones, q of the high ones."""
     target = instruction.operands[0]
     assert isinstance(target, Pair)
-    return (
-        f"{{ u8 second_ = {results[1]}; {code.write(target.first, PREDICATE, results[0])}"
-        f" {code.write(target.second, PREDICATE, 'second_')} }}"
-    )
+    return f"{{ u8 {_write_both(code, target, *_compared_halves(code, instruction, choices))} }}"
 
 
 _ONES = {
@@ -116,17 +120,9 @@ def _set(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 def _set_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
     """Compares the halves of two pairs into halves of 1.0 or 0."""
-    type = choices["T"].removesuffix("x2")
-    widen = "float_of_half" if type == "f16" else "float_of_bfloat16"
-    words = [code.read(operand, TYPES["b32"]) for operand in instruction.operands[1:3]]
-    results: list[str] = []
-    for shift in (0, 16):
-        halves = [f"(u16)({word} >> {shift})" for word in words]
-        halves = [f"flush_{type}({half})" if choices.get("ftz") else half for half in halves]
-        a, b = (f"{widen}({half})" for half in halves)
-        value = _combined(code, instruction, choices, compare(choices["order"], a, b, is_float=True))
-        results.append(f"({value} ? {_ONES[type]})")
-    return code.write(instruction.operands[0], TYPES["b32"], f"pack_halves({results[0]}, {results[1]})")
+    ones = _ONES[choices["T"].removesuffix("x2")]
+    low, high = (f"({value} ? {ones})" for value in _compared_halves(code, instruction, choices))
+    return code.write(instruction.operands[0], TYPES["b32"], f"pack_halves({low}, {high})")
 
 
 def _add_comparisons(orders: str, ftz: str, types: str) -> None:

@@ -10,7 +10,7 @@ import torch
 
 from .. import _settings
 from .._rehearsal_record import CATEGORIES, Curve, snapshot_file, write_curve
-from .peaks import address_of, parameters
+from .peaks import addresses_of, parameters
 
 __all__ = ["end", "note_out_of_memory", "start"]
 
@@ -81,16 +81,7 @@ def note_out_of_memory() -> None:
 
 
 def _mark(marked: list[Any], *optimizers: Any) -> None:
-    by_address: dict[int, str] = {}
-    for parameter in marked:
-        for optimizer in optimizers:
-            for value in optimizer.state.get(parameter, {}).values():
-                by_address[address_of(value)] = "optimizer state"
-        if parameter.grad is not None:
-            by_address[address_of(parameter.grad)] = "gradients"
-        by_address[address_of(parameter)] = "parameters"
-    by_address.pop(0, None)
-    _marks.append((_now(), by_address))
+    _marks.append((_now(), addresses_of(marked, *optimizers)))
 
 
 def _points(events: list[dict[str, Any]]) -> list[list[int]]:

@@ -10,7 +10,7 @@ import torch
 from .._kernels.known_values import is_outside_of_torch
 from .._rehearsal_record import CATEGORIES, Peak
 
-__all__ = ["address_of", "held_memory", "parameters"]
+__all__ = ["addresses_of", "held_memory", "parameters"]
 
 _MOST_LINES = 5
 _MODULE, _AUTOGRAD, _OPTIMIZERS = (f"{torch.__path__[0]}/{part}" for part in ("nn/modules/module.py", "autograd/", "optim/"))
@@ -25,7 +25,7 @@ def held_memory(device: int, where: str | None) -> Peak:
         device: its index.
         where: the line of the program that has just taken memory.
     """
-    known = _addresses_of_parameters()
+    known = addresses_of(parameters())
     by_category: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     by_line: dict[str, int] = {}
     snapshot: Any = torch.cuda.memory._snapshot()
@@ -49,18 +49,23 @@ def parameters() -> list[Any]:
     return [value for value in tensors if isinstance(value, torch.nn.Parameter)]
 
 
-def address_of(tensor: Any) -> int:
+def _address_of(tensor: Any) -> int:
     """Return where the memory of a tensor begins, or of its local part; 0 if it is not on a GPU."""
     local = getattr(tensor, "_local_tensor", tensor)
     return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
 
 
-def _addresses_of_parameters() -> dict[int, str]:
+def addresses_of(parameters: list[Any], *optimizers: Any) -> dict[int, str]:
+    """Return the category of the memory of parameters, of their gradients and of what optimizers keep for them, by address."""
     found: dict[int, str] = {}
-    for parameter in parameters():
+    for parameter in parameters:
+        for optimizer in optimizers:
+            for value in optimizer.state.get(parameter, {}).values():
+                found[_address_of(value)] = "optimizer state"
         if parameter.grad is not None:
-            found[address_of(parameter.grad)] = "gradients"
-        found[address_of(parameter)] = "parameters"
+            found[_address_of(parameter.grad)] = "gradients"
+        found[_address_of(parameter)] = "parameters"
+    found.pop(0, None)  # of what is not on a GPU
     return found
 
 

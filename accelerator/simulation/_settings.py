@@ -69,6 +69,7 @@ LIMITS = {
     "ERRORS": 60,  # that a caller injects
     "FAULTS": 64,  # of a machine
     "PROCESSES": 4096,  # of a machine, of which the state knows
+    "COPY": 2**20,  # bytes that a rehearsal copies, and that nccl moves of a rank
 }
 """Limits that Python or several libraries need. In C they are ``SIM_MAX_GPUS`` and so on."""
 

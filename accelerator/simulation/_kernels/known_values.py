@@ -27,6 +27,7 @@ from typing import Any
 
 import torch
 
+from .._settings import LIMITS
 from . import bindings
 
 __all__ = [
@@ -56,7 +57,7 @@ EMPTY = -1
 """The state of memory that no op has written. A kernel that is not torch's may have. It is read as UNKNOWN."""
 
 _Tensor = torch.Tensor
-_MOST_BYTES = 2**20  # of memory that has values, but for masks of any size
+_MOST_BYTES = LIMITS["COPY"]  # of memory that has values, but for masks of any size
 _ABSENT = UNKNOWN, 0
 _memory: dict[int, tuple[int, int]] = {}  # the state and the size of device memory, by the address of its storage
 _host_copies: dict[int, tuple[int, int]] = {}  # storages on the host by address: a weak reference, and the state

@@ -20,6 +20,7 @@ from typing import Any
 
 import torch
 
+from .._settings import LIMITS
 from . import accesses, bindings, dispatch, runtime
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call
@@ -42,7 +43,7 @@ __all__ = [
     "zero_memory_of_compiled_code",
 ]
 
-SMALL_COPY = 2**20
+SMALL_COPY = LIMITS["COPY"]
 """Copies of more bytes are not performed."""
 
 _SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY

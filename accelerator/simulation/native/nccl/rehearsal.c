@@ -10,8 +10,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { SMALL = 1 << 20 }; /* bytes of one rank's part; larger ones are not moved */
-
 /* Whether this thread sends objects, whose pickles are moved whatever their size. */
 static _Thread_local bool moves_objects;
 
@@ -23,7 +21,7 @@ EXPORT void accelerator_simulation_move_objects(bool moves)
 /* All ranks of a collective, and both of a message, give the same answer. */
 bool leaves_data(const struct operation *operation)
 {
-    return operation->comm->is_rehearsed && !moves_objects && operation->count * type_size(operation->type) > SMALL;
+    return operation->comm->is_rehearsed && !moves_objects && operation->count * type_size(operation->type) > SIM_MAX_COPY;
 }
 
 /* The number of ranks of the part of a communicator that the next split makes; 0: unknown. Nobody knows the other ranks' colors,
@@ -103,7 +101,7 @@ static ncclResult_t complete(const struct operation *operation, const struct ope
     size_t bytes = operation->count * type_size(operation->type);
     const char *own = operation->source + (size_t)comm->rank * bytes;
     bool is_root = operation->root == comm->rank;
-    if (bytes > SMALL)
+    if (bytes > SIM_MAX_COPY)
         return ncclSuccess;
     switch (operation->code) {
     case ALL_REDUCE:

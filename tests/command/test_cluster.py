@@ -124,7 +124,8 @@ def test_a_dead_device_and_a_rank_that_never_starts(two_ranks: Passed) -> None:
     printed, errors, statuses = start(environment, RANKS, list(range(missing)), "--timeout", str(timeout))
     assert time.monotonic() - begin >= timeout
     assert statuses == [1] * missing
-    assert errors == [""] * missing
+    # torch 2.14 and newer warn of memory that the driver refuses.
+    assert [line for error in errors for line in error.splitlines() if "CUDACachingAllocator.cpp" not in line] == []
     lines = printed.splitlines()
     assert lines[0] == f"{RANKS} ranks on 1 host: {missing - 1} passed, 1 failed, 1 missing"
     table = rows(printed)

@@ -15,7 +15,7 @@ which types they lack. While entries run, the next newer version's table says wh
 from __future__ import annotations
 
 import functools
-import importlib.util
+import importlib
 import itertools
 import json
 import re
@@ -175,16 +175,17 @@ def grouped(by_op: dict[str, set[torch.dtype]]) -> dict[str, str]:
 
 @functools.cache
 def rules() -> ModuleType:
-    """Return the module that reads the tables. Without simulated GPUs, load it without its package."""
-    if DEVICE == "cuda":
-        return sys.modules["_accelerator_simulation._kernels.dtypes"]
-    spec = importlib.util.spec_from_file_location("dtypes", FILE.with_suffix(".py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[spec.name] = module  # the annotations of its NamedTuple refer to the module by name
-    spec.loader.exec_module(module)
-    return module
+    """Return the module that reads the tables. Without simulated GPUs, load it without what its packages register."""
+    package = "_accelerator_simulation"
+    if DEVICE != "cuda":
+        for name, folder in ((package, FILE.parents[1]), (f"{package}._kernels", FILE.parent)):
+            empty = ModuleType(name)
+            empty.__path__ = [str(folder)]
+            sys.modules[name] = empty
+        bindings = ModuleType(f"{package}._kernels.bindings")  # the real one needs a CUDA build
+        bindings.DispatchKey = torch._C.DispatchKey
+        sys.modules[bindings.__name__] = bindings
+    return importlib.import_module(f"{package}._kernels.dtypes")
 
 
 def main() -> int:

@@ -853,25 +853,21 @@ def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
     assert counts(done) == {"passed": 1}, done.stdout
 
 
-@pytest.mark.slow
-def test_import_time_of_the_unused_plugin(tmp_path: Path) -> None:
+def test_imports_of_the_unused_plugin() -> None:
     program = f"""
-import sys, time
+import sys
 import pytest, _pytest.terminal, _pytest.python
-def cost(module):
-    for name in [name for name in sys.modules if name.partition(".")[0] == module.partition(".")[0]]:
-        del sys.modules[name]
-    begin = time.perf_counter()
-    __import__(module)
-    return time.perf_counter() - begin
-costs = [(cost("{PLUGIN}"), cost("asyncio")) for _ in range(10)]
-print(min(plugin for plugin, _ in costs) / min(other for _, other in costs))
+before = set(sys.modules)
+import {PLUGIN}
+print(*sorted({{name.partition(".")[0] for name in set(sys.modules) - before}}))
+print(len([name for name in sys.modules if name.startswith("accelerator")]))
 """
-    environment = plain_environment(PYTHONPYCACHEPREFIX=str(tmp_path))
-    environment.pop("PYTHONDONTWRITEBYTECODE", None)
     command = [sys.executable, "-c", program]
-    ratio = float(subprocess.run(command, env=environment, capture_output=True, text=True, check=True).stdout)
-    assert ratio < 1.0
+    packages, count = subprocess.run(
+        command, env=plain_environment(), capture_output=True, text=True, check=True
+    ).stdout.splitlines()
+    assert set(packages.split()) <= {"_ctypes", "accelerator", "ctypes"}
+    assert int(count) <= 30  # each costs a tenth of a millisecond
 
 
 @pytest.mark.slow

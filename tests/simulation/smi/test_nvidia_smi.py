@@ -68,6 +68,12 @@ def test_nvml_errors_are_shown() -> None:
     ]
 
 
+def test_units_of_the_table_follow_values_only() -> None:
+    errors = {"nvmlDeviceGetFanSpeed@1": 3, "nvmlDeviceGetTemperature@1": 15, "nvmlDeviceGetPowerUsage@1": 3}
+    rows = [line.split() for line in smi(gpus=2, errors=errors).stdout.splitlines() if "P0" in line]
+    assert [row[1:6] for row in rows] == [["25%", "30C", "P0", "60.00W", "/"], ["N/A", "ERR!", "P0", "N/A", "/"]]
+
+
 @pytest.mark.parametrize("field", ["index", "uuid", "pci.bus_id"])
 def test_query_of_one_gpu(field: str) -> None:
     (name,) = query(field, gpus=3)[1]

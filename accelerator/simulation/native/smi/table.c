@@ -13,6 +13,14 @@ static const char *field(const char *name, const struct smi_gpu *gpu, char text[
     return text;
 }
 
+/* Appends the unit to a value, but not to words such as "N/A". */
+static const char *measured(char value[SMI_TEXT], const char *unit)
+{
+    if (*value >= '0' && *value <= '9')
+        strncat(value, unit, SMI_TEXT - strlen(value) - 1);
+    return value;
+}
+
 /* Finds the MIG instance at an index of the GPU. Returns false if there is none. */
 static bool find_instance(nvml_handle gpu, unsigned place, nvml_handle *instance)
 {
@@ -70,9 +78,10 @@ static void describe(const struct smi_gpu *gpu)
     snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20s", gpu->index, values[NAME],
              values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", values[ERRORS]);
     line(text);
-    snprintf(text, sizeof text, " %3.3s%%   %4.4sC  %-4.4s    %8.8sW / %8.8sW | %7.7sMiB / %7.7sMiB | %4.4s%%      Default",
-             values[FAN], values[TEMPERATURE], values[STATE], values[DRAW], values[LIMIT], values[USED], values[TOTAL],
-             values[BUSY]);
+    snprintf(text, sizeof text, " %4.4s   %5.5s  %-4.4s    %9.9s / %9.9s | %9.9s / %10.10s | %5.5s     Default",
+             measured(values[FAN], "%"), measured(values[TEMPERATURE], "C"), values[STATE], measured(values[DRAW], "W"),
+             measured(values[LIMIT], "W"), measured(values[USED], "MiB"), measured(values[TOTAL], "MiB"),
+             measured(values[BUSY], "%"));
     line(text);
 }
 
@@ -86,9 +95,10 @@ static void describe_instances(const struct smi_gpu *gpu)
             continue;
         NVML(nvmlDeviceGetGpuInstanceId, instance.handle, &gpu_instance);
         NVML(nvmlDeviceGetComputeInstanceId, instance.handle, &compute_instance);
-        snprintf(text, sizeof text, " %3u  MIG device %2u  GI %2u  CI %2u            | %7.7sMiB / %7.7sMiB |", gpu->index,
-                 instance.index++, gpu_instance, compute_instance, field("memory.used", &instance, used),
-                 field("memory.total", &instance, total));
+        field("memory.used", &instance, used);
+        field("memory.total", &instance, total);
+        snprintf(text, sizeof text, " %3u  MIG device %2u  GI %2u  CI %2u            | %9.9s / %10.10s |", gpu->index,
+                 instance.index++, gpu_instance, compute_instance, measured(used, "MiB"), measured(total, "MiB"));
         line(text);
     }
 }
@@ -103,7 +113,7 @@ static void describe_processes(const struct smi_gpu *gpu)
     for (unsigned i = 0; i < count; i++) {
         smi_query_process("process_name", gpu, &rows[i], name, &unit);
         smi_query_process("used_memory", gpu, &rows[i], memory, &unit);
-        snprintf(text, sizeof text, " %4u %12u      C   %-45.45s %8sMiB", gpu->index, rows[i].pid, name, memory);
+        snprintf(text, sizeof text, " %4u %12u      C   %-45.45s %11s", gpu->index, rows[i].pid, name, measured(memory, "MiB"));
         line(text);
     }
 }
@@ -120,7 +130,7 @@ int smi_table(void)
     line(text);
     rule('-');
     line(" GPU  Name                     Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC");
-    line(" Fan    Temp  Perf          Pwr:Usage/Cap |         Memory-Usage   | GPU-Util   Compute M.");
+    line(" Fan    Temp  Perf             Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M.");
     rule('=');
     for (int i = 0; i < smi_gpu_count; i++) {
         describe(&smi_gpus[i]);

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import file_list
 from tests.support import ROOT
 
 PACKAGE = ROOT / "accelerator"
@@ -125,3 +126,8 @@ def test_broken_import_contract_is_reported(copy: Path, module: str, violation: 
     done = lint_imports(copy)
     assert done.returncode == 1, done.stdout + done.stderr
     assert message in " ".join(done.stdout.split())
+
+
+def test_list_of_files_is_written() -> None:
+    assert file_list.FILE.read_text(encoding="utf-8") == file_list.text(), "run python -m tests.file_list"
+    assert "(nothing)" not in file_list.text()

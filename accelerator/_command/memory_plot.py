@@ -17,6 +17,7 @@ __all__ = ["write"]
 
 _WIDTH, _HEIGHT = 800, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 56
+_LIMIT = "#d62728"
 _COLORS = {
     "parameters": "#4269d0",
     "gradients": "#efb118",
@@ -72,8 +73,8 @@ def draw(rank: int, curve: Curve, total: int) -> str:
         f'<polyline points="{line([point[-1] for point in points])}" fill="none" stroke="{_TEXT}" stroke-width="1.5"/>'
     )
     parts.append(
-        f'<line x1="{_LEFT}" x2="{right}" y1="{y(total):.1f}" y2="{y(total):.1f}" stroke="#d62728" stroke-dasharray="6 4"/>'
-        f'<text x="{right}" y="{y(total) - 5:.1f}" fill="#d62728" text-anchor="end">the GPU: {total / _GIB:.1f} GiB</text>'
+        f'<line x1="{_LEFT}" x2="{right}" y1="{y(total):.1f}" y2="{y(total):.1f}" stroke="{_LIMIT}" stroke-dasharray="6 4"/>'
+        f'<text x="{right}" y="{y(total) - 5:.1f}" fill="{_LIMIT}" text-anchor="end">the GPU: {total / _GIB:.1f} GiB</text>'
     )
     parts.append(
         f'<text x="{right}" y="{bottom + 16}" fill="{_TEXT}" text-anchor="end">allocations and frees, in their order</text>'

@@ -1,4 +1,4 @@
-"""Activations that are stored as this rank's part, in host memory, or in a contiguous buffer."""
+"""Activations that are stored as this rank's part (padded to a size that all ranks share), in host memory, or in a buffer."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Runs a command on each node of a simulated cluster, and ends all nodes when one fails."""
+"""Runs a command on each node of a simulated cluster, and ends all nodes when one fails: signals and the time between them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ._node_output import NodeOutput
 
 __all__ = ["node_environments", "run"]
 
-# How long a node has between SIGTERM and SIGKILL.
+# How long processes have to end after a signal before they get the next, stronger one.
 _GRACE_S = 10.0
 _POLL_S = 0.05
 _ADDRESS = "127.0.0.1"

@@ -1,4 +1,4 @@
-"""Starts a command on a simulated machine, forwards signals to it and waits for it."""
+"""Starts a command on a simulated machine, forwards signals to it, and waits for it, however long it takes."""
 
 from __future__ import annotations
 
@@ -48,7 +48,6 @@ def run(caller: str, command: list[str], child: Mapping[str, str]) -> int:
         caller: What runs it, such as ``python -m accelerator simulate``: messages begin with it.
         command: The program and its arguments.
         child: The environment of the command.
-        name: The word of the command line that starts it, for errors.
     """
     with guarded() as variables, handle_signals() as signals:
         try:

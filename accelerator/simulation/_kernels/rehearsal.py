@@ -1,4 +1,4 @@
-"""Kernel overrides of GPUs that compute nothing: an op allocates its results and leaves their values.
+"""Kernel overrides of GPUs that compute nothing: an op allocates its results, and computes small ones only.
 
 The shapes, strides and types of the results come from torch's meta kernels. They are inferred at the first call with arguments
 of these shapes and types, and cached. Some results have values all the same. Ops whose results decide shapes or reach the host
@@ -44,9 +44,10 @@ __all__ = [
 ]
 
 SMALL_COPY = LIMITS["COPY"]
-"""Copies of more bytes are not performed."""
+"""More bytes are not copied, nor are more of integers and masks computed, nor CPU tensors filled with random numbers."""
 
-_SMALL_RESULT = 512  # the unit of torch's allocator; masks and integers are zero up to SMALL_COPY
+# Up to this size results of floating point are computed, random numbers too. It is the unit of torch's allocator.
+_SMALL_RESULT = 512
 _DIVISION_BY_ZERO = "ZeroDivisionError"
 # These ops wait for the stream, but the values of their large arguments decide no shapes.
 _KNOWN_SHAPES = frozenset(("histc", "_ctc_loss", "linalg_lstsq"))

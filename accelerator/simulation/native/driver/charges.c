@@ -1,4 +1,5 @@
-/* libcuda.so.1: charging of memory. Pinned memory is charged to the host, other memory to its device.
+/* libcuda.so.1: charges of memory to GPUs and to the host, and how far a rehearsed program may go beyond its GPU. Pinned
+ * memory is charged to the host, other memory to its device.
  *
  * A rehearsed program that needs more than a GPU has goes on, so that it can be said how much it needs. The first refusal is
  * real: torch's allocator then frees what it has cached, and asks again. The second is not. */

@@ -1,4 +1,5 @@
-/* libcuda.so.1: copies and fills. Work for a stream is done before the call returns. */
+/* libcuda.so.1: copies and fills that the driver's own functions do (cuMemcpy, cuMemset). Work for a stream is done before
+ * the call returns. */
 #include "driver.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* libcuda.so.1: entry points by name. */
+/* libcuda.so.1: entry points by name (cuGetProcAddress). */
 #include "driver.h"
 
 #include <dlfcn.h>

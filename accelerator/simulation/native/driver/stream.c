@@ -1,4 +1,4 @@
-/* libcuda.so.1: streams. They belong to the CUDA runtime. */
+/* libcuda.so.1: the driver's functions for streams, which belong to the CUDA runtime. */
 #include "driver.h"
 
 SIM_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)

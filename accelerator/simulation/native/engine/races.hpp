@@ -83,7 +83,7 @@ private:
         std::string path, name;
         std::map<std::pair<int, int>, int> places; // by line, and by the place in a library that the line calls, or 0
 
-        std::string text(int line) const
+        std::string text(int line) const // as races/places.c writes it
         {
             return path + ":" + std::to_string(line) + " in " + name;
         }

@@ -1,4 +1,4 @@
-/* NCCL: failures that end a communicator. */
+/* NCCL: failures that end a communicator, such as a rank that died, and their words. */
 #include "nccl.h"
 
 const char *departure(enum member_state state)

@@ -1,4 +1,4 @@
-/* NCCL: forks. */
+/* NCCL: what a communicator notices of forks. */
 #include "nccl.h"
 
 #include "common/fork.h"

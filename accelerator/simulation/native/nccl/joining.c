@@ -1,4 +1,5 @@
-/* NCCL: joining of ranks: a new communicator is complete when all of its ranks have attached. */
+/* NCCL: joining of ranks: a new communicator is complete when all of its ranks have attached, or fails when they come too
+ * late. */
 #include "nccl.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* NCCL: the shared file of a communicator, through which its ranks find each other.
+/* NCCL: the shared file of a communicator, through which its ranks find each other, those of other simulated nodes too.
  *
  * Rank 0 creates a file that is named by the unique id. The other ranks open it, and the last one unlinks it. A process
  * locks one byte of the file for each of its ranks. The kernel drops these locks when the process ends, for whatever reason, so

@@ -1,4 +1,4 @@
-/* NCCL: variables that a communicator reads. */
+/* NCCL: variables that a communicator reads, such as how long it waits for ranks that never join. */
 #include "nccl.h"
 
 #include <stdlib.h>

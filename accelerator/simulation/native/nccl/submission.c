@@ -1,4 +1,4 @@
-/* NCCL: submission of calls.
+/* NCCL: submission of calls: groups end here, and captures get their nodes.
  *
  * Each thread collects the calls of its open group. The end of the outermost group submits them to the workers of their
  * communicators, or adds them to the graph that their streams capture. A call outside a group is submitted at once. */

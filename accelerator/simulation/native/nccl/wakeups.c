@@ -1,4 +1,4 @@
-/* NCCL: ranks that wait for each other. */
+/* NCCL: how ranks sleep until other ranks wake them. */
 #include "nccl.h"
 
 #include <limits.h>

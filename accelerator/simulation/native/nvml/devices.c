@@ -1,4 +1,4 @@
-/* Handles and identity of GPUs and MIG instances. */
+/* Handles and identity of GPUs and MIG instances, and what every function of a lost GPU returns. */
 #include "nvml.h"
 
 #include <stdio.h>

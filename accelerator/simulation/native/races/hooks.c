@@ -1,4 +1,4 @@
-/* Race detection: the hooks of the runtime. */
+/* Race detection: its functions that the runtime calls, as a table. */
 #include "races.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Race detection: the line of the program that causes an access.
+/* Race detection: the line of the program that causes an access, for copies and collectives (for ops: engine/races.hpp).
  *
  * The kernels of ops know it from Python (race_place). Elsewhere, in a copy, a collective or the handler of
  * a fault, the thread may hold any lock, so it cannot take the GIL. There, Python's faulthandler writes the thread's stack into a

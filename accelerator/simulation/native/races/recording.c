@@ -1,4 +1,4 @@
-/* Race detection: the recording of accesses. */
+/* Race detection: records accesses: which stream, which memory, at which times of the clocks. */
 #include "races.h"
 
 /* The tensors of the op that the calling thread runs: a copy or collective knows only addresses, the report names shapes. */

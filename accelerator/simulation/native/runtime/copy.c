@@ -1,4 +1,4 @@
-/* The CUDA runtime: copies and fills. Synchronous ones use the default stream. */
+/* The CUDA runtime: copies and fills (cudaMemcpy, cudaMemset). Synchronous ones use the default stream. */
 #include "runtime.h"
 
 #include <string.h>

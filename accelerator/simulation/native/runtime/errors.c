@@ -1,4 +1,4 @@
-/* The CUDA runtime: errors. */
+/* The CUDA runtime: the last error of a thread, and the names and texts of errors. */
 #include "runtime.h"
 
 static _Thread_local int last_error;

@@ -1,4 +1,4 @@
-/* The CUDA runtime: calls for events. */
+/* The CUDA runtime: the calls for events (cudaEventRecord, cudaStreamWaitEvent, cudaEventQuery, ...). */
 #include "runtime.h"
 
 static int64_t reached_at(struct stream *stream)

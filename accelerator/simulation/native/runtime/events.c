@@ -1,4 +1,4 @@
-/* The CUDA runtime: events. */
+/* The CUDA runtime: the objects behind handles of events. */
 #include "runtime.h"
 
 #include <pthread.h>

@@ -1,4 +1,4 @@
-/* The CUDA runtime: finding the driver. */
+/* The CUDA runtime: finding and loading the simulated driver. */
 #include "runtime.h"
 
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
-/* The CUDA runtime: calls for graphs. A graph is a chain of work; launching it does the work, in order. */
+/* The CUDA runtime: the calls for graphs (cudaGraphInstantiate, cudaGraphLaunch, ...). A graph is a chain of work; launching
+ * it does the work, in order. */
 #include "runtime.h"
 
 #include <stdio.h>

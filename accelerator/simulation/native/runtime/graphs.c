@@ -1,4 +1,4 @@
-/* The CUDA runtime: graphs. */
+/* The CUDA runtime: the objects behind handles of graphs: a chain of nodes. */
 #include "runtime.h"
 
 #include <pthread.h>

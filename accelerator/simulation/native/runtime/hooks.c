@@ -1,4 +1,4 @@
-/* The CUDA runtime: the hooks of race detection. */
+/* The CUDA runtime: the table of hooks that race detection fills in. */
 #include "runtime.h"
 
 const struct race_hooks *race_hooks;

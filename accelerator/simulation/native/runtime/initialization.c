@@ -1,4 +1,4 @@
-/* The CUDA runtime: initialization and versions. */
+/* The CUDA runtime: initialization, also after a fork, and versions. */
 #include "runtime.h"
 
 #include <pthread.h>

@@ -1,4 +1,5 @@
-/* The CUDA runtime: kernels compiled into the program. Only three of them run, and the names of the others are recorded.
+/* The CUDA runtime: registration of kernels that are compiled into the program. Only three of them run, and the names of the
+ * others are recorded.
  *
  * Loading a library calls the registration functions tens of thousands of times; they must initialize nothing. */
 #include "images.h"

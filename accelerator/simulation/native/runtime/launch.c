@@ -1,4 +1,4 @@
-/* The CUDA runtime: launches of kernels.
+/* The CUDA runtime: launches of kernels: which are simulated, which run from their PTX, which are refused.
  *
  * With --no-compute, launching a kernel that is not simulated succeeds and does nothing. */
 #include <dlfcn.h>

@@ -1,4 +1,5 @@
-/* The CUDA runtime: memory of the device and of the host. The driver records it. */
+/* The CUDA runtime: the calls for memory of the device and of the host (cudaMalloc, cudaHostAlloc, IPC handles). The driver
+ * records it. */
 #include "runtime.h"
 
 #include <string.h>

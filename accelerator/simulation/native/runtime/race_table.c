@@ -1,4 +1,4 @@
-/* The CUDA runtime: the table of functions that race detection calls. */
+/* The CUDA runtime: what race detection asks the runtime: streams, captures, memory. */
 #include "runtime.h"
 
 #include <stddef.h>

@@ -281,7 +281,7 @@ cudaError_t submit(struct stream *stream, const struct work *work);
 cudaError_t wait_for_stream(struct stream *stream);
 cudaError_t wait_for_device(const struct sim_device *device);
 
-/* host.c. A function that only submits work to the stream starts before pending work ends. */
+/* host_functions.c. A function that only submits work to the stream starts before pending work ends. */
 cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work);
 
 /* barrier.c, nan.c, spin.c: the kernels that run */
@@ -327,7 +327,7 @@ cudaError_t function_attribute(void *function, int attribute, int *value);
 cudaError_t set_function_attribute(void *function, int attribute, int value);
 cudaError_t function_occupancy(void *function, int threads, size_t dynamic_shared, int *blocks);
 
-/* pool.c */
+/* default_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
 
 #endif

@@ -1,4 +1,4 @@
-/* The CUDA runtime: calls for streams. */
+/* The CUDA runtime: the calls for streams (cudaStreamCreate, cudaStreamSynchronize, ...). */
 #include "runtime.h"
 
 EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority)

@@ -1,4 +1,4 @@
-/* The CUDA runtime: streams. */
+/* The CUDA runtime: the objects behind handles of streams, and their clocks. */
 #include "runtime.h"
 
 #include <pthread.h>

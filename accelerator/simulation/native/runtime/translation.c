@@ -162,7 +162,7 @@ static void read_output(int file, char *text, size_t size)
 /* Returns why there is no translation now, or NULL. */
 static char *run_translator(const struct program *program, const char *kernel, const char *target)
 {
-    enum { REFUSED = 3 };
+    enum { REFUSED = 3 }; /* of _ptx/command.py */
     char text[4096] = "";
     int request = write_request(program), output[2], status = -1;
     if (request < 0 || pipe2(output, O_CLOEXEC) != 0) {

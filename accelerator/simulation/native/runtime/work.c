@@ -1,4 +1,4 @@
-/* The CUDA runtime: work of streams, which is done at once, captured, or waited for. */
+/* The CUDA runtime: submits work to streams: it is done at once, captured, or waited for. */
 #include "runtime.h"
 
 cudaError_t submit(struct stream *stream, const struct work *work)

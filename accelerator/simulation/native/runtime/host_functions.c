@@ -1,4 +1,4 @@
-/* The CUDA runtime: functions of the host that streams call. */
+/* The CUDA runtime: host functions, which streams call (cudaLaunchHostFunc), at once or in each replay of a capture. */
 #include "runtime.h"
 
 static cudaError_t call(struct stream *stream, const struct work *work)

@@ -173,6 +173,23 @@ def test_a_program_that_does_not_fit_goes_on_and_its_peak_is_explained(
 
 
 @pytest.mark.slow
+def test_out_of_memory_is_remembered_when_the_program_resets_its_statistics(tmp_path: Path) -> None:
+    entries, _ = figures(
+        tmp_path,
+        """
+        import torch
+        try:
+            torch.empty(2**34, dtype=torch.uint8, device="cuda")
+        except torch.OutOfMemoryError:
+            pass
+        torch.cuda.reset_accumulated_memory_stats()
+        torch.cuda.reset_peak_memory_stats()
+        torch.ones(1, device="cuda")
+        """,
+    )
+    assert entries[0]["fits"] is False
+
+
 def test_out_of_memory_in_a_backward_names_the_line_that_calls_it(tmp_path: Path) -> None:
     entries, _ = figures(
         tmp_path,
@@ -318,7 +335,9 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
                 while not report.exists() or "reserved" not in report.read_text():
                     time.sleep(0.1)
                 os.kill(os.getpid(), signal.SIGKILL)
-        for rank in range(7):
+            if rank == 7:
+                os._exit(-1)
+        for rank in range(8):
             if os.fork() == 0:
                 os.environ["RANK"] = str(rank)
                 torch.ones(1, device="cuda")
@@ -327,7 +346,7 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
             os.wait()
         """,
     )
-    assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [*enumerate([3, 4, 1, 1, 5, None, 0])]
+    assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [*enumerate([3, 4, 1, 1, 5, None, 0, 255])]
     assert "rank 4 ended with status 5: its figures are those until then" in text
     assert "rank 5 was ended by a signal: its figures are those until then" in text
     assert "rank 6 " not in text

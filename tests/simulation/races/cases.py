@@ -144,6 +144,14 @@ def overlapping_columns() -> None:
     x[:, 9:].add_(1)  # second
 
 
+@racy("wait_stream")
+def rows_of_a_column() -> None:
+    x, side = _tensor(N, 10), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[:, :5].zero_()  # first
+    x[:2].add_(1)  # second
+
+
 @silent
 def disjoint_columns() -> None:
     x, side = _tensor(N, 1000), torch.cuda.Stream()

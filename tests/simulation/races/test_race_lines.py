@@ -214,3 +214,26 @@ host[0].tolist()
 x.add_(1)
 """
     assert run(program, compute=False) == run(program) == []
+
+
+def test_streams_have_numbers_of_their_gpu() -> None:
+    program = """
+import torch
+for gpu, streams in ((0, 2), (1, 1)):
+    x = torch.ones(1000, device=f"cuda:{gpu}")
+    torch.cuda.synchronize(gpu)
+    for _ in range(streams):
+        stream = torch.cuda.Stream(gpu)
+        with torch.cuda.stream(stream):
+            y = x * 2
+        torch.cuda.synchronize(gpu)
+with torch.cuda.stream(stream):
+    x.mul_(2)
+x.sum()
+for race in simulation.races():
+    print(race.advice)
+"""
+    done = support.python("from accelerator import simulation\n" + program, simulated_environment(gpus=2, races="report"))
+    assert done.returncode == 0, done.stderr
+    [advice] = done.stdout.splitlines()
+    assert "call wait_stream() or wait_event() on the default stream of cuda:1, for stream 1 of cuda:1" in advice

@@ -86,6 +86,12 @@ TEXTS: dict[str, tuple[str, ...]] = {
         f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
         _WAIT.format(_DEFAULT, _SIDE),
     ),
+    "rows_of_a_column": (  # the second access ends within a hole of the first, and begins where it begins
+        f"race: 40 {_FLOATS} (2, 10){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
     "missing_record_stream": (
         f"race: 49380 {_FLOATS} (12345,){_NOTHING_ORDERS}",
         f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",

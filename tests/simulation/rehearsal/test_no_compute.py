@@ -401,6 +401,16 @@ WITHOUT_ELEMENTS = {
 }
 
 
+def test_results_of_equal_shapes_have_the_strides_of_their_arguments() -> None:
+    program = """
+        import torch
+        x = torch.empty(4, 6, device="cuda")
+        y = torch.empty(6, 4, device="cuda").t()
+        print([value.exp().stride() for value in (x, y, x)], [(value @ value.t()).stride() for value in (x, y)])
+    """
+    assert run(program).strip() == "[(6, 1), (1, 4), (6, 1)] [(4, 1), (4, 1)]"
+
+
 def test_out_arguments_get_the_strides_of_computing() -> None:
     code = f"""
         import torch

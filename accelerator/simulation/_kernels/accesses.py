@@ -39,7 +39,7 @@ def _numbers(group: str, *names: str) -> list[int]:
     return engine.boundary.numbers(group, names) if engine is not None else [0] * len(names)
 
 
-_READS_NOTHING, _USES_PART, _COPIES = _numbers("race_flags", "RACE_READS_NOTHING", "RACE_USES_PART", "RACE_COPIES")
+_USES_PART, _COPIES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES")
 WRITES, PART = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART")
 """Flags of an access."""
 (_TEXT_SIZE,) = _numbers("limits", "RACE_TEXT_SIZE")
@@ -56,13 +56,6 @@ _FOLDERS = {
     os.path.join(sysconfig.get_path("stdlib"), ""): _OF_LIBRARY,
 }
 
-# These make a tensor like their argument and do not read it.
-_FACTORIES = frozenset(
-    (
-        *("empty_like", "zeros_like", "ones_like", "full_like", "rand_like", "randn_like", "randint_like", "new_empty"),
-        *("new_empty_strided", "new_zeros", "new_ones", "new_full"),
-    )
-)
 # Values decide which part of their first tensor these read, or write in place.
 _READING_PARTS = frozenset(
     (
@@ -89,10 +82,9 @@ _host_copy.argtypes = (
 def flags_of(name: str) -> int:
     """Return how an op accesses memory, beyond what its schema says."""
     short_name = name.partition("::")[2].partition(".")[0]
-    flags = _READS_NOTHING if short_name in _FACTORIES else 0
     if short_name in _READING_PARTS or short_name in _WRITING_PARTS:
-        flags |= _USES_PART
-    return flags | (_COPIES if short_name == "copy_" else 0)
+        return _USES_PART
+    return _COPIES if short_name == "copy_" else 0
 
 
 # ---- The lines of the program. ----

@@ -377,6 +377,18 @@ def missing_record_stream_of_a_resized_storage() -> None:
     torch.ones(23456, device="cuda")  # second
 
 
+@racy("record_stream")
+def missing_record_stream_of_a_storage_that_shrinks_and_grows() -> None:
+    side = torch.cuda.Stream()
+    x = _tensor(34567)
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    size = x.untyped_storage().nbytes()
+    x.untyped_storage().resize_(0)
+    x.untyped_storage().resize_(size)
+    x.zero_()  # second
+
+
 @silent
 def with_record_stream() -> None:
     side = torch.cuda.Stream()
@@ -717,6 +729,20 @@ def copy_between_gpus_waits_for_both_and_both_for_it() -> None:
     y.copy_(x)
     x.add_(1)
     y.add_(1)
+
+
+@silent
+def event_of_either_gpu_covers_a_copy_that_converts_between_gpus() -> None:
+    x, y = _tensor(), _tensor(device="cuda:1").double()
+    torch.cuda.synchronize(1)
+    of_source, of_target = torch.cuda.Stream("cuda:0"), torch.cuda.Stream("cuda:1")
+    y.copy_(x)
+    of_target.wait_event(torch.cuda.current_stream(0).record_event())
+    of_source.wait_event(torch.cuda.current_stream(1).record_event())
+    with torch.cuda.stream(of_target):
+        y.sum()
+    with torch.cuda.stream(of_source):
+        x.zero_()
 
 
 @racy("wait_stream", gpus=2)

@@ -14,8 +14,7 @@ inline void Kernel::add_arguments(const Stack& stack, RaceScope& scope) const
             return;
         const bool is_part = is_first && (race_flags_ & RACE_USES_PART);
         is_first = false;
-        if (is_written || !(race_flags_ & RACE_READS_NOTHING))
-            scope.add(tensor, (is_written ? RACE_WRITES : 0) | (is_part ? RACE_PART : 0));
+        scope.add(tensor, (is_written ? RACE_WRITES : 0) | (is_part ? RACE_PART : 0));
     };
     for (size_t i = 0; i < arguments_.size(); i++) {
         const auto [position, kind] = arguments_[i];

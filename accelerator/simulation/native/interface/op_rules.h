@@ -39,9 +39,8 @@ struct op_rules {
 
 /* How an op accesses memory, beyond what its schema says. */
 #define OP_RACE_FLAGS(X)                                                                                               \
-    X(RACE_READS_NOTHING, 1 << 0) /* it makes a tensor like its argument */                                            \
-    X(RACE_USES_PART, 1 << 1)     /* values decide which part of its first tensor it reads or writes */                \
-    X(RACE_COPIES, 1 << 2)
+    X(RACE_USES_PART, 1 << 0) /* values decide which part of its first tensor it reads or writes */                    \
+    X(RACE_COPIES, 1 << 1)
 
 #define OP_FLAG(name, value) name = value,
 enum { OP_FLAGS(OP_FLAG) };

@@ -89,11 +89,12 @@ def test_capture_without_pool_uses_the_graphs_pool() -> None:
     assert tuple(graph.pool()) == tuple(pool)
     assert kept.is_cuda
     other = acc.graph_pool_handle()
-    for argument, used in ((other, other), (None, pool)):
-        graph.reset()
-        with acc.capture_to_graph(graph, argument):
-            kept = torch.ones(1024, device="cuda")
-        assert tuple(graph.pool()) == tuple(used)
+    for capture in (acc.capture_to_graph, torch.cuda.graph):
+        for argument, used in ((other, other), (None, pool)):
+            graph.reset()
+            with capture(graph, argument):
+                kept = torch.ones(1024, device="cuda")
+            assert tuple(graph.pool()) == tuple(used)
 
 
 def test_exception_ends_the_capture() -> None:

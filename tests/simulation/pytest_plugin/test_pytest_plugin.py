@@ -10,10 +10,12 @@ import sys
 import textwrap
 import xml.etree.ElementTree as ET
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from accelerator.simulation._pytest import session
 from tests.support import ROOT, plain_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -573,6 +575,36 @@ def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
     assert counts(done) == {"passed": 4}, done.stdout
 
 
+@on_simulated_gpus
+def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(
+        tmp_path,
+        """
+        import os, signal, time
+        import pytest
+
+        @pytest.fixture(scope="module")
+        def folder():
+            os.environ["FIXTURE"] = "up"
+            yield
+            del os.environ["FIXTURE"]
+
+        def test_here(folder):
+            pass
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_there():
+            with pytest.raises(KeyboardInterrupt):
+                os.kill(os.getpid(), signal.SIGINT)
+                time.sleep(10)
+        """,
+        "test_first.py",
+    )
+    write(tmp_path, "import os\ndef test_it():\n    assert 'FIXTURE' not in os.environ\n", "test_second.py")
+    assert counts(start(tmp_path)) == {"passed": 3}
+
+
 def test_flags_and_path_of_the_interpreter_are_kept(tmp_path: Path) -> None:
     (tmp_path / "shown.py").write_text(
         "import json, sys\n"
@@ -722,6 +754,12 @@ def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     assert done.stdout.count("test session starts") == 1
 
 
+def test_session_gets_every_plugin_given_to_pytest_main() -> None:
+    invocation = SimpleNamespace(plugins=["first", textwrap], args=["-q", Path("tests")])
+    config: Any = SimpleNamespace(invocation_params=invocation)
+    assert session._arguments(config) == ["-p", "first", "-p", "textwrap", "-q", "tests"]
+
+
 @pytest.mark.slow
 @on_simulated_gpus
 def test_session_started_by_pytest_main(tmp_path: Path) -> None:
@@ -763,6 +801,7 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
+        (["--simulate-races"], "--simulate-races needs --simulate-gpus"),
         (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
         pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),
     ],

@@ -453,6 +453,10 @@ class TestGraphs:
         assert runtime.cudaEventQuery(event) == 900
         assert runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) == 901
         assert runtime.cudaEventQuery(event) == 907, "its last record was captured"
+        assert runtime.cudaStreamBeginCapture(stream, 2) == 0, "relaxed: any thread may end it"
+        with ThreadPoolExecutor(1) as pool:
+            assert pool.submit(runtime.cudaStreamEndCapture, stream, ctypes.byref(graph)).result() == 0
+        assert runtime.cudaGraphDestroy(graph) == 0
         for handle in (stream, other):
             assert runtime.cudaStreamDestroy(handle) == 0
         assert runtime.cudaEventDestroy(event) == 0

@@ -461,6 +461,19 @@ class TestGraphs:
             assert runtime.cudaStreamDestroy(handle) == 0
         assert runtime.cudaEventDestroy(event) == 0
 
+    def test_captures_that_would_merge_are_both_invalid(self, runtime: ctypes.CDLL) -> None:
+        streams, event, graph = [ctypes.c_void_p(), ctypes.c_void_p()], ctypes.c_void_p(), ctypes.c_void_p()
+        assert runtime.cudaEventCreateWithFlags(ctypes.byref(event), 2) == 0
+        for stream in streams:
+            assert runtime.cudaStreamCreateWithFlags(ctypes.byref(stream), 1) == 0
+            assert runtime.cudaStreamBeginCapture(stream, 1) == 0
+        assert runtime.cudaEventRecord(event, streams[0]) == 0
+        assert runtime.cudaStreamWaitEvent(streams[1], event, 0) == 902
+        assert [runtime.cudaStreamEndCapture(stream, ctypes.byref(graph)) for stream in streams] == [901, 901]
+        for stream in streams:
+            assert runtime.cudaStreamDestroy(stream) == 0
+        assert runtime.cudaEventDestroy(event) == 0
+
     def test_memory_allocated_during_capture_is_kept(self) -> None:
         graph, source = torch.cuda.CUDAGraph(), torch.full((1000,), 6.0).pin_memory()
         with torch.cuda.graph(graph):

@@ -75,6 +75,7 @@ def test_guide_lists_every_option() -> None:
             "--simulate-memory",
             "--simulate-races",
             "--rdzv-backend",
+            "--rdzv-endpoint",
         }, "an option that is not there"
 
 

@@ -6,6 +6,7 @@ the names of the host and of the user are replaced. The second shows the report 
 
 from __future__ import annotations
 
+import html
 import io
 import os
 import re
@@ -77,7 +78,26 @@ def draw(text: str, title: str, columns: int) -> str:
     picture = console.export_svg(title=title, unique_id="terminal")
     # Remove fonts from the web. The picture uses a font of the viewer.
     picture = re.sub(r"@font-face \{.*?\}\s*", "", picture, flags=re.DOTALL)
-    return picture.replace("font-family: Fira Code,", "font-family: ui-monospace, Menlo, Consolas, DejaVu Sans Mono,")
+    picture = picture.replace("font-family: Fira Code,", "font-family: ui-monospace, Menlo, Consolas, DejaVu Sans Mono,")
+    return _TEXT.sub(_place_columns, picture)
+
+
+_TEXT = re.compile(
+    r'<text class="([\w-]+)" x="([\d.]+)" y="([\d.]+)" textLength="([\d.]+)" (clip-path="[^"]*")>([^<\n]+)</text>'
+)
+
+
+def _place_columns(match: re.Match[str]) -> str:
+    """Give each part between wide gaps its own place, because the viewer's font may have other widths."""
+    style, left, y, width, clip, content = match.groups()
+    content = html.unescape(content)
+    cell = float(width) / len(content)
+    parts = ""
+    for part in re.finditer("[^\xa0]+(?:\xa0[^\xa0]+)*", content):
+        text = html.escape(part[0]).replace("\xa0", "&#160;")
+        x, length = float(left) + part.start() * cell, len(part[0]) * cell
+        parts += f'<text class="{style}" x="{x:g}" y="{y}" textLength="{length:g}" {clip}>{text}</text>'
+    return parts
 
 
 def main(arguments: list[str]) -> None:

@@ -1,10 +1,14 @@
-"""Tests on real GPUs: how the driver reads its variables, forks, NVML, MIG, and the time of calls.
+"""Tests on real GPUs: how the driver reads its variables, forks, NVML, MIG, the time of calls, and what simulated GPUs assume.
 
-They are skipped without a real NVIDIA GPU. They print times and figures even without ``-s``.
+They are skipped without a real NVIDIA GPU. They print times and figures even without ``-s``. The tests of what simulated GPUs
+assume also run on simulated ones, as slow tests: both must pass.
 """
 
 from __future__ import annotations
 
+import functools
+import json
+import re
 import sys
 import time
 from collections.abc import Callable
@@ -15,9 +19,13 @@ import pytest
 import accelerator as acc
 from accelerator._machine import driver_probe, grammar, nvml
 from accelerator._machine.discovery_result import Failed
+from tests.ptx.driver import OLDEST_CUDA
+from tests.ptx.test_opcodes import all_programs as every_program
 from tests.queries.test_grammar import TABLE
+from tests.simulation.faults.test_assertions import ASSERT, CALLS
+from tests.simulation.faults.test_assertions import PRELUDE as ASSERTIONS
 from tests.support import plain_environment
-from tests.support.discovery import CUDA, evaluate
+from tests.support.discovery import CUDA, evaluate, evaluate_simulated, on_simulated_gpus
 
 
 def _has_gpu() -> bool:
@@ -29,7 +37,24 @@ def _has_gpu() -> bool:
         return False
 
 
-pytestmark = pytest.mark.skipif(not _has_gpu(), reason="needs a real NVIDIA GPU, outside simulation, and a CUDA build of torch")
+NEEDED = "needs a real NVIDIA GPU, outside simulation, and a CUDA build of torch"
+Machine = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def _real_gpu(request: pytest.FixtureRequest) -> None:
+    if "machine" not in request.fixturenames and not _has_gpu():
+        pytest.skip(NEEDED)
+
+
+@pytest.fixture(params=["real", pytest.param("simulated", marks=[pytest.mark.slow, on_simulated_gpus])])
+def machine(request: pytest.FixtureRequest) -> Machine:
+    """A function that runs a program on the machine's GPUs, or on a simulated one, and returns the JSON that it prints."""
+    if request.param == "simulated":
+        return functools.partial(evaluate_simulated, capability="12.0")
+    if not _has_gpu():
+        pytest.skip(NEEDED)
+    return run_on_this_machine
 
 
 def run_on_this_machine(code: str, *arguments: str, **variables: str) -> Any:
@@ -57,8 +82,6 @@ ROWS = """
 
 def test_visible_devices_grammar_equals_the_drivers(capsys: pytest.CaptureFixture[str]) -> None:
     """The grammar agrees with the driver on every value of the table, also on those that NVIDIA does not document."""
-    import json
-
     uuids = [gpu.uuid for gpu in nvml.gpus() if gpu.uuid]
     more = ["GPU-", "GPU-" + uuids[0][4:6], uuids[0].upper(), f" {uuids[0]}", f"{uuids[0]},0", f"0,{uuids[0]}", "0,0", "9,9"]
     values = [real(text) for text, _ in TABLE if text is None or "\udcff" not in text] + more
@@ -221,8 +244,6 @@ def test_mig() -> None:
     for gpu in gpus:
         for instance in gpu.instances or ():
             values += [instance.uuid, instance.uuid[:12], f"MIG-{gpu.uuid}/{instance.gi}/{instance.ci}"]
-    import json
-
     for value, (theirs, ours) in zip(values, run_on_this_machine(ROWS, json.dumps(values)), strict=True):
         assert theirs == ours, value
 
@@ -273,3 +294,182 @@ def test_probe_lists_usable_devices(capsys: pytest.CaptureFixture[str]) -> None:
     uuids = [device.uuid and device.uuid.partition("-")[2] for device in acc.visible_devices()]
     assert uuids == [device.uuid for device in listed.devices]
     assert grammar.needs_uuids(f"GPU-{uuids[0]}")
+
+
+# ---- What simulated GPUs assume. ----
+
+
+def _skip_old_driver() -> None:
+    version = acc.driver_cuda_version()
+    if _has_gpu() and version is not None and version < OLDEST_CUDA:
+        pytest.skip(f"the driver is of CUDA {version[0]}.{version[1]}, which does not read this PTX")
+
+
+INSTRUCTIONS = """
+    from tests.ptx.driver import find_failures
+    from tests.ptx.harness import KernelFailed
+    part, step, found = int(sys.argv[1]), int(sys.argv[2]), []
+    try:
+        found += find_failures(part, step)
+    except KernelFailed as failure:  # the context is broken
+        found.append(f"nothing ran after the error {failure}")
+    print(json.dumps(found))
+"""
+
+
+@pytest.mark.parametrize("part", range(8))
+def test_instructions(part: int) -> None:
+    """The driver compiles the PTX of the translator's tests, and the GPU computes what these expect."""
+    _skip_old_driver()
+    assert run_on_this_machine(INSTRUCTIONS, str(part), "8") == []
+
+
+def test_a_sample_of_instructions(machine: Machine) -> None:
+    _skip_old_driver()
+    assert machine(INSTRUCTIONS, "0", "60") == []
+
+
+@pytest.mark.parametrize("name", [program.name for program in every_program() if program.error])
+def test_kernels_that_fail(name: str, machine: Machine) -> None:
+    """A kernel's failure has the error that the simulation gives, and the next wait has it again."""
+    _skip_old_driver()
+    program = "from tests.ptx.driver import run_failing\nprint(json.dumps(run_failing(sys.argv[1])))"
+    (expected,) = (each.error for each in every_program() if each.name == name)
+    assert machine(program, name) == [expected, expected]
+
+
+FAILED = r"\.cu:.*: block: \[\d+,0,0\], thread: \[\d+,0,0\] Assertion `.*%s.*` failed\."
+
+
+@pytest.mark.parametrize("op", CALLS)
+def test_device_side_assertions(op: str, machine: Machine) -> None:
+    """The call returns, the assertion is on stderr, and every later call raises the same error."""
+    assertion, call = CALLS[op]
+    program = """
+        import subprocess
+        done = subprocess.run([sys.executable, "-c", sys.argv[1]], capture_output=True, text=True)
+        print(json.dumps([done.stdout.splitlines(), done.stderr]))
+    """
+    code = f"""{ASSERTIONS}
+{call.replace("bad", "torch.zeros_like(bad)").replace("x + 1", "x").replace("!=", "==").replace("+ 90", "+ 1")}
+print(error(lambda: {call}))
+print(error(torch.cuda.synchronize))
+print(error(lambda: torch.ones(3, device="cuda").cpu()), flush=True)
+"""
+    lines, errors = machine(program, code)
+    assert lines[0] == "None", errors
+    assert re.search(FAILED % re.escape(assertion), errors), errors
+    assert [line.partition(": ")[2] for line in lines[1:]] == [ASSERT] * 2
+
+
+STORE = """.version 6.3
+.target sm_60
+.address_size 64
+.visible .entry main(.param .u64 at) {
+    .reg .b64 %at; .reg .b32 %x;
+    ld.param.u64 %at, [at]; mov.u32 %x, 1; st.global.u32 [%at], %x; ret;
+}
+"""
+
+
+@pytest.mark.parametrize(
+    ("offset", "text"),
+    [(2**40, "an illegal memory access was encountered"), (1, "misaligned address")],
+    ids=["outside", "misaligned"],
+)
+def test_texts_of_sticky_errors(offset: int, text: str, machine: Machine) -> None:
+    """torch's error after a kernel that accesses wrong memory has CUDA's text, at each later call too."""
+    program = """
+        import numpy as np
+        import torch
+        from tests.ptx.driver import DriverKernel
+        from tests.ptx.harness import KernelFailed
+        x, texts = torch.zeros(64, device="cuda"), []
+        try:
+            DriverKernel([sys.argv[1]], "main").run(1, 1, np.uint64(x.data_ptr() + int(sys.argv[2])))
+        except KernelFailed as failure:
+            texts.append(failure.error)
+        for call in (torch.cuda.synchronize, x.cpu, lambda: (x + 1).cpu()):
+            try:
+                call()
+            except RuntimeError as error:
+                texts.append(str(error).splitlines()[0])
+        print(json.dumps(texts))
+    """
+    code, *texts = machine(program, STORE, str(offset))
+    assert code == (716 if offset == 1 else 700)
+    assert texts == [f"CUDA error: {text}"] * 3
+
+
+def test_health_by_nvml(machine: Machine) -> None:
+    """NVML has what the simulation tells faults by; a GPU may lack ECC, remapped rows and the recovery action."""
+    program = """
+        import pynvml as n
+        n.nvmlInit()
+        handle = n.nvmlDeviceGetHandleByIndex(0)
+        def code(function, *arguments):
+            try:
+                function(*arguments)
+            except n.NVMLError as error:
+                return error.value
+            return 0
+        events = n.nvmlEventSetCreate()
+        types = n.nvmlDeviceGetSupportedEventTypes(handle)
+        print(json.dumps({
+            "xid": bool(types & n.nvmlEventTypeXidCriticalError),
+            "register": code(n.nvmlDeviceRegisterEvents, handle, n.nvmlEventTypeXidCriticalError, events),
+            "wait": code(n.nvmlEventSetWait_v2, events, 10),
+            "ecc": code(n.nvmlDeviceGetTotalEccErrors, handle, 1, 0),
+            "rows": code(n.nvmlDeviceGetRemappedRows, handle),
+            "recovery": n.nvmlDeviceGetFieldValues(handle, [230])[0].nvmlReturn,
+            "free": code(n.nvmlEventSetFree, events),
+        }))
+    """
+    answers = machine(program)
+    optional = {name: answers.pop(name) for name in ("ecc", "rows", "recovery")}
+    assert answers == {"xid": True, "register": 0, "wait": 10, "free": 0}
+    assert set(optional.values()) <= {0, 2, 3}, optional  # invalid argument: an older driver does not know field 230
+
+
+@pytest.mark.parametrize("records", [True, False])
+def test_record_stream(records: bool, machine: Machine) -> None:
+    """The allocator gives memory to another tensor only after the streams that were recorded for it."""
+    program = """
+        import torch
+        import accelerator as acc
+        records, side = sys.argv[1] == "True", acc.Stream()
+        tensor = torch.ones(2**20, device="cuda")
+        address = tensor.data_ptr()
+        side.wait_stream(acc.current_stream())
+        with acc.stream(side):
+            torch.cuda._sleep(500_000_000)
+            doubled = tensor * 2
+        if records:
+            acc.record_stream(tensor, side)
+        del tensor
+        again = torch.empty(2**20, device="cuda")
+        same = again.data_ptr() == address
+        del again
+        acc.synchronize()
+        again, another = torch.empty(2**20, device="cuda"), torch.empty(2**20, device="cuda")
+        print(json.dumps([same, address in (again.data_ptr(), another.data_ptr())]))
+    """
+    assert machine(program, str(records)) == [not records, True]
+
+
+def test_memory_pools(machine: Machine) -> None:
+    program = """
+        import torch
+        import accelerator as acc
+        pool = acc.create_mem_pool()
+        with acc.use_mem_pool(pool):
+            x = torch.ones(8, device="cuda")
+        y = torch.ones(8, device="cuda")
+        segments = torch.cuda.memory_snapshot()
+        def pool_of(tensor):
+            at = tensor.data_ptr()
+            return [list(s["segment_pool_id"]) for s in segments if s["address"] <= at < s["address"] + s["total_size"]]
+        pools = [pool_of(x) == [list(pool.id)], pool_of(y) == [[0, 0]]]
+        print(json.dumps([*pools, acc.get_allocator_backend(), (x + y).tolist()]))
+    """
+    assert machine(program) == [True, True, "native", [2.0] * 8]

@@ -5,7 +5,7 @@ contains them compiled; they are copied there instead, because a wheel cannot co
 layout lets an environment leave the driver or NVML off the library path:
 
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
-    preload/libaccelerator-exit.so  preload/libaccelerator-cublas.so
+    preload/libaccelerator-exit.so  preload/libaccelerator-hosts.so  preload/libaccelerator-cublas.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
     bin/nvidia-smi  bin/accelerator-guard
@@ -78,6 +78,7 @@ _LIBRARIES = (
     _Library("driver/libcuda.so.1", ("driver", "common", "faults"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml", "common", "faults"), "nvml/nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
+    _Library("preload/libaccelerator-hosts.so", ("preload/hosts",), "preload/hosts/hosts.map"),
     _Library("preload/libaccelerator-cublas.so", ("preload/cublas",), "preload/cublas/cublas.map"),
     _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),

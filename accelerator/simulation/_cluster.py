@@ -42,6 +42,7 @@ def node_environments(machine: Mapping[str, str], nodes: int, folder: Path) -> l
             "PYTHONUNBUFFERED": "1",  # the output is a pipe; with torch, the plug-in makes it whole lines
             **machine,
             _settings.variable("node"): str(node),
+            _settings.variable("nodes"): count,
             _settings.variable("state"): str(folder / f"state-{node}"),
             "PET_NNODES": count,
             "PET_NODE_RANK": str(node),
@@ -65,6 +66,7 @@ def run(caller: str, command: list[str], environments: list[dict[str, str]], *, 
     Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended, or go on
     and the exit status is that of the node that ends last.
     When all nodes have ended, the processes that their commands left behind are ended. If this process is killed, all end.
+    The last line of stderr names the node that failed first, because the others may write much while they end.
 
     Args:
         caller: What runs it, such as ``python -m accelerator simulate``: messages begin with it.
@@ -81,7 +83,10 @@ def run(caller: str, command: list[str], environments: list[dict[str, str]], *, 
         except _run.CannotStart as problem:
             _run.report(caller, str(problem))
             failure = problem.status
-        return _wait(caller, nodes, failure, signals, goes_on=goes_on and not failure)
+        status, cause = _wait(caller, nodes, failure, signals, goes_on=goes_on and not failure)
+    if cause:
+        _run.report(caller, cause)
+    return status
 
 
 def _free_port() -> int:
@@ -105,8 +110,13 @@ def _start(node: int, command: list[str], child: Mapping[str, str], signals: _ru
         return _run.start(command, child, signals, actions)
 
 
-def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signals, *, goes_on: bool) -> int:
-    """Wait until all nodes have ended, and return the status of the first that failed, or of the last if they go on."""
+def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signals, *, goes_on: bool) -> tuple[int, str]:
+    """Wait until all nodes have ended.
+
+    Returns:
+        The status of the first node that failed, or of the last if they go on, and what ended the others, if a node did.
+    """
+    cause = ""
     next_signal, send_at = signal.SIGTERM, None
     is_signalled = False
     while True:
@@ -119,9 +129,10 @@ def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signal
                     continue
                 if code and not failure and nodes and not is_signalled:
                     _run.report(caller, f"node {node} failed with status {code}; ending the others")
+                    cause = f"node {node} failed first, with status {code}"
                 failure = failure or code
         if not nodes:
-            return failure
+            return failure, cause
         if failure and send_at is None:
             # A signal that was forwarded has told the others to end: SIGTERM at once could end them while they tidy up.
             send_at = time.monotonic() + (_GRACE_S if is_signalled else 0.0)

@@ -294,6 +294,8 @@ _OPTIONS = (
     Setting(
         "nodes",
         Count("nodes", 1, LIMITS["RANKS"]),
+        readers=("libaccelerator-hosts",),
+        fallback="0",
         simulate=Option("run COMMAND once on each of K machines with N GPUs; each line of output begins with its node", "K"),
     ),
     Setting(
@@ -341,7 +343,7 @@ _VARIABLES = (
     # What the driver of each GPU reserves of its memory, in bytes.
     Setting("reserves", ValueType(), readers=_CONFIG, fallback="0"),
     # The number of a node of a cluster.
-    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "kernels"), fallback="0"),
+    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "libaccelerator-hosts", "kernels"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
     Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.

@@ -6,6 +6,7 @@ simulated machine of its own, in a forked process. That process sets up and tear
 of session and module scope. With ``--pdb`` or ``--trace`` the test runs in place if pytest already runs on such a machine.
 ``--simulate-races``, and ``races=`` of such a machine, fail a test whose body, or a process that it starts, has a race.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
+The options of a session may be in its configuration file too: ``simulate_gpus = 2``. The command line takes precedence.
 
 Every pytest run loads this module if the package is installed. Until an option or mark uses it, it does nothing and imports
 neither torch nor NVML's binding.
@@ -15,7 +16,7 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import pytest
 
@@ -36,14 +37,21 @@ _MARKS = (
 )
 
 
+class _Option(NamedTuple):
+    """An option of a session on simulated GPUs, on the command line and in the configuration file."""
+
+    name: str
+    help: str
+    type: Literal["string", "bool"]
+    arguments: dict[str, Any]
+
+
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options of a session on simulated GPUs."""
     group = parser.getgroup("accelerator", "simulated GPUs")
-    group.addoption("--simulate-gpus", type=_parse_gpus, metavar="N", help="run all tests on a machine with N simulated GPUs")
-    group.addoption("--simulate-memory", metavar="SIZE", help="memory of each simulated GPU, such as 16GiB (8GiB)")
-    group.addoption(
-        "--simulate-races", action="store_true", help="fail tests whose bodies have a race between streams or the host"
-    )
+    for name, text, kind, arguments in _OPTIONS:
+        group.addoption(f"--simulate-{name}", help=text, **arguments)
+        parser.addini(f"simulate_{name}", text, type=kind, default=None)
     # Only the pytest on the simulated machine gets this option. Its arguments also contain the options above.
     group.addoption("--on-simulated-gpus", action="store_true", help=argparse.SUPPRESS)
 
@@ -55,20 +63,56 @@ def _parse_gpus(text: str) -> Any:
         raise argparse.ArgumentTypeError(str(error)) from None
 
 
+_OPTIONS = (
+    _Option("gpus", "run all tests on a machine with N simulated GPUs", "string", {"type": _parse_gpus, "metavar": "N"}),
+    _Option("memory", "memory of each simulated GPU, such as 16GiB (8GiB)", "string", {"metavar": "SIZE"}),
+    _Option(
+        "races",
+        "fail tests whose bodies have a race between streams or the host",
+        "bool",
+        {"action": "store_true", "default": None},
+    ),
+)
+
+
+class _Session(NamedTuple):
+    """What the options of a session, or its configuration file, say."""
+
+    gpus: int | None
+    memory: str | None
+    finds_races: bool
+
+
+def _read_options(config: pytest.Config, options: argparse.Namespace) -> _Session:
+    values: dict[str, Any] = {}
+    for option in _OPTIONS:
+        value = getattr(options, f"simulate_{option.name}")
+        if value is None:
+            value = config.getini(f"simulate_{option.name}") or None
+        values[option.name] = value
+    if isinstance(values["gpus"], str):
+        try:
+            values["gpus"] = _parse_gpus(values["gpus"])
+        except argparse.ArgumentTypeError as error:
+            raise pytest.UsageError(f"simulate_gpus in {config.inipath}: {error}") from None
+    return _Session(values["gpus"], values["memory"], bool(values["races"]))
+
+
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
 def pytest_load_initial_conftests(
     early_config: pytest.Config, parser: pytest.Parser, args: list[str]
 ) -> Generator[None, None, None]:
     """Prepare the pytest on simulated GPUs that replaces this one, before capture begins and test modules are imported."""
     options = early_config.known_args_namespace
-    if options.simulate_gpus is None and options.simulate_memory is not None:
+    gpus, memory, finds_races = _read_options(early_config, options)
+    if gpus is None and options.simulate_memory is not None:
         raise pytest.UsageError("--simulate-memory needs --simulate-gpus N, the number of GPUs with this memory")
-    if options.simulate_gpus is None and options.simulate_races:
+    if gpus is None and options.simulate_races:
         raise pytest.UsageError("--simulate-races needs --simulate-gpus N: races are found on simulated GPUs")
-    if options.simulate_gpus is not None and not options.on_simulated_gpus:
+    if gpus is not None and not options.on_simulated_gpus:
         from ._pytest.session import take_over
 
-        early_config.stash[_session] = take_over(early_config, parser, args)
+        early_config.stash[_session] = take_over(early_config, parser, args, gpus, memory, finds_races)
     yield
 
 
@@ -76,7 +120,7 @@ def pytest_load_initial_conftests(
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the pytest that replaces this one."""
     simulated = config.stash.get(_session, None)
-    if simulated is None and config.option.simulate_gpus is not None and not config.option.on_simulated_gpus:
+    if simulated is None and not config.option.on_simulated_gpus and _read_options(config, config.option).gpus is not None:
         raise pytest.UsageError(f"a conftest loaded the plug-in, which is too late for --simulate-gpus: add '-p {__name__}'")
     return None if simulated is None else simulated.run()
 
@@ -89,12 +133,11 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Report that the session runs on simulated GPUs."""
-    option = config.option
-    if option.simulate_gpus is None:
+    gpus, memory, finds_races = _read_options(config, config.option)
+    if gpus is None:
         return None
-    races = ", with race detection" if option.simulate_races else ""
-    memory = option.simulate_memory or _settings.find("memory").default
-    return f"simulated GPUs: {option.simulate_gpus} of {memory}{races}"
+    memory = memory or f"{int(_settings.find('memory').native_default) >> 30}GiB"
+    return f"simulated GPUs: {gpus} of {memory}{', with race detection' * finds_races}"
 
 
 @pytest.hookimpl(trylast=True)

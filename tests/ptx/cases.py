@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -132,7 +133,7 @@ def _result_slots(cases: Sequence[Case]) -> int:
     return sum(_slots_of(case.sizes[0]) for case in cases)
 
 
-def run(cases: Sequence[Case]) -> list[list[int]]:
+def run(cases: Sequence[Case], kernel: Any = Kernel) -> list[list[int]]:
     """Run the cases in one kernel, and return the results of each."""
     inputs = np.zeros((ROWS, _slots(cases), 16), np.uint8)
     outputs = np.zeros((ROWS, 16 * _result_slots(cases)), np.uint8)
@@ -144,7 +145,7 @@ def run(cases: Sequence[Case]) -> list[list[int]]:
                 data = (operands[position] & ((1 << max(bits, 8)) - 1)).to_bytes(_bytes(bits), "little")
                 inputs[row, slot, : len(data)] = np.frombuffer(data, np.uint8)
             slot += 1
-    Kernel([kernel_text(cases)], "cases").run(1, ROWS, inputs, outputs)
+    kernel([kernel_text(cases)], "cases").run(1, ROWS, inputs, outputs)
     results: list[list[int]] = []
     start = 0
     for case in cases:
@@ -154,10 +155,10 @@ def run(cases: Sequence[Case]) -> list[list[int]]:
     return results
 
 
-def failures(cases: Sequence[Case]) -> list[str]:
-    """Run the cases, and describe each wrong result."""
+def failures(cases: Sequence[Case], kernel: Any = Kernel) -> list[str]:
+    """Run the cases, translated or by the class of another kernel, and describe each wrong result."""
     found: list[str] = []
-    for case, results in zip(cases, run(cases), strict=True):
+    for case, results in zip(cases, run(cases, kernel), strict=True):
         all_expected = case.expected() if callable(case.expected) else case.expected
         for operands, result, expected in zip(case.rows, results, all_expected, strict=True):
             wanted = expected & ((1 << max(case.sizes[0], 8)) - 1) if case.sizes[0] > 1 else expected

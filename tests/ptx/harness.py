@@ -154,13 +154,13 @@ class Kernel:
             timeout_ms: The deadline.
         """
         arrays = [*(value for value in arguments if isinstance(value, np.ndarray)), *memory, *variables]
-        parameters = ctypes.create_string_buffer(_pack(arguments))
+        parameters = pack(arguments)
         table = (ctypes.c_void_p * max(len(variables), 1))(*(array.ctypes.data for array in variables))
         find, nearest = _finders(arrays)
         run = _Run(
             self.address,
-            (ctypes.c_uint32 * 3)(*_three(grid)),
-            (ctypes.c_uint32 * 3)(*_three(block)),
+            (ctypes.c_uint32 * 3)(*three(grid)),
+            (ctypes.c_uint32 * 3)(*three(block)),
             shared,
             cooperative,
             nan,
@@ -179,18 +179,19 @@ class Kernel:
             raise KernelFailed(error, message.value.decode())
 
 
-def _three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
+def three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
+    """Return the three sizes of a grid or block."""
     sizes = (size,) if isinstance(size, int) else size
     return (*sizes, 1, 1, 1)[:3]  # type: ignore[return-value]
 
 
-def _pack(arguments: Sequence[Any]) -> bytes:
+def pack(arguments: Sequence[Any]) -> ctypes.Array[ctypes.c_char]:
     """Lay arguments out as CUDA does: each is aligned to its size."""
     packed = bytearray()
     for value in arguments:
         data = struct.pack("<Q", value.ctypes.data) if isinstance(value, np.ndarray) else value.tobytes()
         packed += bytes(-len(packed) % len(data)) + data
-    return bytes(packed) + bytes(16)
+    return ctypes.create_string_buffer(bytes(packed) + bytes(16))
 
 
 def _finders(arrays: Sequence[Array]) -> tuple[Any, Any]:

@@ -10,6 +10,7 @@ import random
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 import numpy as np
 
@@ -517,7 +518,7 @@ class WmmaProgram:
         ]
         return lines
 
-    def run(self) -> list[str]:
+    def run(self, kernel: Any = Kernel) -> list[str]:
         """Run the kernel, and describe each wrong element."""
         wmma = self._wmma
         m, n, _ = wmma.shape
@@ -526,7 +527,7 @@ class WmmaProgram:
         inputs = np.frombuffer(bytes(self.memory) + bytes(256), np.uint8).copy()
         count = len(LAYOUTS) ** 3 * len(SPACES)
         outputs = np.zeros(m * n * byte * count + 256, np.uint8)
-        Kernel([self.text], "product").run(1, LANES, inputs, outputs, shared=len(self.memory) + m * n * byte + 256)
+        kernel([self.text], "product").run(1, LANES, inputs, outputs, shared=len(self.memory) + m * n * byte + 256)
         found: list[str] = []
         expected = self._multiply()
         saturates = bool(wmma.satfinite)

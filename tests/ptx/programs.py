@@ -54,9 +54,9 @@ class Program:
     def full_text(self) -> str:
         return HEAD.replace("sm_90", self.target) + self.text
 
-    def failures(self) -> list[str]:
-        kernel = Kernel([self.full_text()], "main")
-        if self.mode and kernel.mode != self.mode:
+    def failures(self, make: Any = Kernel) -> list[str]:
+        kernel = make([self.full_text()], "main")
+        if make is Kernel and self.mode and kernel.mode != self.mode:
             return [f"{self.name} runs in {kernel.mode}, not {self.mode}"]
         outputs = np.zeros_like(self.expected) if self.expected is not None else np.zeros(1024, np.uint8)
         inputs = self.inputs.copy()

@@ -9,7 +9,7 @@ from typing import Literal
 
 import pytest
 
-from .. import _run, _settings
+from .. import _run
 from .._environment import environment
 from .._state_folder import state_folder
 from . import python
@@ -18,7 +18,7 @@ from . import python
 class SimulatedSession:
     """The pytest that replaces this one."""
 
-    def __init__(self, arguments: list[str], gpus: int, memory: str, finds_races: bool) -> None:
+    def __init__(self, arguments: list[str], gpus: int, memory: str | None, finds_races: bool) -> None:
         self._arguments = arguments
         self._gpus = gpus
         self._memory = memory
@@ -38,18 +38,14 @@ class SimulatedSession:
             raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
 
 
-def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str]) -> SimulatedSession:
+def take_over(
+    config: pytest.Config, parser: pytest.Parser, args: list[str], gpus: int, memory: str | None, finds_races: bool
+) -> SimulatedSession:
     """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
-    options = config.known_args_namespace
-    simulated = SimulatedSession(
-        _arguments(config),
-        options.simulate_gpus,
-        options.simulate_memory or _settings.find("memory").default,
-        options.simulate_races,
-    )
+    simulated = SimulatedSession(_arguments(config), gpus, memory, finds_races)
     args.clear()
     inert = parser.parse_known_args([], namespace=copy.copy(config.option))
-    inert.noconftest, inert.capture, inert.confcutdir = True, "no", options.confcutdir
+    inert.noconftest, inert.capture, inert.confcutdir = True, "no", config.known_args_namespace.confcutdir
     config.known_args_namespace = inert
     return simulated
 

@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 
+from tests.command.test_cluster import free_port
 from tests.simulation.nccl.test_nccl import find_abandoned_files
 from tests.simulation.trainings import training_ranks, trainings
 from tests.simulation.trainings.test_rank_trainings import train_on_the_cpu
@@ -43,6 +44,16 @@ def run(nodes: int, *arguments: str) -> None:
 
 def test_collectives() -> None:
     run(2, "collectives")
+
+
+@pytest.mark.parametrize("backend", ["c10d", "static"])
+def test_rendezvous_at_the_name_of_a_node(backend: str) -> None:
+    options = ["--rdzv-backend", backend, "--rdzv-endpoint", f"node0:{free_port()}", "--rdzv-id", "job"]
+    command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--", sys.executable, "-m"]
+    program = "import torch.distributed as dist; dist.init_process_group('gloo'); dist.barrier(); print(dist.get_world_size())"
+    command += ["torch.distributed.run", *options, "--no-python", sys.executable, "-c", program]
+    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert sorted(done.stdout.splitlines()) == ["[node 0] 2", "[node 1] 2"], done.stderr
 
 
 @pytest.mark.exhaustive

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import signal
+import socket
 import subprocess
 import sys
 import time
@@ -99,6 +100,29 @@ def test_nodes_are_machines_of_their_own() -> None:
     assert first == python(program_for_uuid(), env=machine()).stdout.strip(), "node 0 has the UUIDs of a machine alone"
     assert state != other_state
     assert not Path(state).parent.exists()
+
+
+def test_names_of_the_nodes() -> None:
+    """Each node has a name, which resolves on all of them to an address of its own."""
+    program = """if True:
+        import socket
+        addresses = [socket.gethostbyname(f"node{node}") for node in range(2)]
+        with socket.create_server((addresses[1], 0)) as server:
+            socket.create_connection(("node1", server.getsockname()[1])).close()
+        try:
+            socket.getaddrinfo("node0", None, flags=socket.AI_NUMERICHOST)
+        except socket.gaierror as error:
+            numeric = error.errno == socket.EAI_NONAME
+        print(socket.gethostname(), *addresses, socket.gethostbyname("localhost"), numeric)
+    """
+    done = simulate("--nodes", "2", "--gpus", "1", "--", sys.executable, "-c", program)
+    expected = [f"[node {node}] node{node} 127.0.0.1 127.0.0.2 127.0.0.1 True" for node in range(2)]
+    assert sorted(done.stdout.splitlines()) == expected, done.stderr
+
+
+def test_machine_alone_has_the_name_of_the_host() -> None:
+    done = simulate("--", sys.executable, "-c", "import socket; print(socket.gethostname())")
+    assert done.stdout == f"{socket.gethostname()}\n", done.stderr
 
 
 def program_for_uuid() -> str:
@@ -285,8 +309,9 @@ class TestEnds:
         done = on_nodes(script, 3, str(tmp_path))
         assert done.returncode == 5
         assert sorted(done.stdout.splitlines()) == ["[node 0] ending", "[node 2] ending"]
-        message = "python -m accelerator simulate: node 1 failed with status 5; ending the others\n"
-        assert without_compilation(done.stderr) == message
+        messages = ["node 1 failed with status 5; ending the others", "node 1 failed first, with status 5"]
+        lines = [f"python -m accelerator simulate: {message}\n" for message in messages]
+        assert without_compilation(done.stderr) == "".join(lines)
 
     @pytest.mark.slow  # 10 s
     def test_node_that_ignores_sigterm_is_killed(self, tmp_path: Path) -> None:

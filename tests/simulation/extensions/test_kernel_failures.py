@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from tests.support import python, simulated_environment
+from tests.support.discovery import evaluate_simulated
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -193,3 +194,13 @@ def test_a_forked_child_has_no_gpu() -> None:
         """
     lines, _ = run_program(program, gpus=1)
     assert lines == ["0", "3 [2.0, 2.0, 2.0, 2.0]"]
+
+
+def test_a_program_that_uses_the_driver_alone() -> None:
+    """The driver finds the streams of the runtime, of which the program has called nothing."""
+    program = """
+        from tests.ptx.driver import DriverKernel, programs
+        (program,) = (each for each in programs() if each.name == "branches")
+        print(json.dumps([program.failures(DriverKernel), "torch" in sys.modules]))
+    """
+    assert evaluate_simulated(program, gpus=1) == [[], False]

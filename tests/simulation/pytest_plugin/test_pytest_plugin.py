@@ -760,6 +760,52 @@ def test_session_gets_every_plugin_given_to_pytest_main() -> None:
     assert session._arguments(config) == ["-p", "first", "-p", "textwrap", "-q", "tests"]
 
 
+CONFIGURED = """
+    import os, accelerator as acc
+
+    def test_machine():
+        count, memory = os.environ["EXPECTED"].split()
+        assert acc.device_count() == int(count)
+        assert (acc.total_memory(0) >> 30) == int(memory) if int(count) else True
+        assert ("ACCELERATOR_SIM_RACES" in os.environ) == ("RACES" in os.environ)
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    ("arguments", "expected"),
+    [
+        ([], "2 3"),
+        pytest.param(["-n2"], "2 3", marks=pytest.mark.slow),
+        (["--simulate-gpus", "1", "--simulate-memory", "1GiB"], "1 1"),
+        (["-o", "simulate_gpus="], "0 0"),
+    ],
+)
+@pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=pytest.mark.slow)])
+def test_session_of_a_configuration_file(table: str, arguments: list[str], expected: str, tmp_path: Path) -> None:
+    if table == "tool.pytest" and pytest.version_tuple < (9,):
+        pytest.skip("pytest reads this table from version 9 on")
+    write(tmp_path, CONFIGURED)
+    quote = '"' if table == "tool.pytest" else ""  # options of pytest's own table have types
+    options = f'[{table}]\nsimulate_gpus = {quote}2{quote}\nsimulate_memory = "3GiB"\nsimulate_races = true\n'
+    (tmp_path / "pyproject.toml").write_text(options)
+    races = {} if expected == "0 0" else {"RACES": "1"}
+    done = start(tmp_path, "-c", str(tmp_path / "pyproject.toml"), *arguments, EXPECTED=expected, **races)
+    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+    if expected != "0 0":
+        count, memory = expected.split()
+        assert f"simulated GPUs: {count} of {memory}GiB, with race detection" in done.stdout
+
+
+def test_wrong_configuration_file(tmp_path: Path) -> None:
+    write(tmp_path, CONFIGURED)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nsimulate_gpus = two\n")
+    done = start(tmp_path, "-c", str(tmp_path / "pytest.ini"))
+    assert done.returncode == 4
+    assert "simulate_gpus in " in done.stderr
+    assert "'two' is not a number of GPUs" in done.stderr
+
+
 @pytest.mark.slow
 @on_simulated_gpus
 def test_session_started_by_pytest_main(tmp_path: Path) -> None:
@@ -794,7 +840,9 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, ob
 @on_simulated_gpus
 def test_crash_of_the_session(tmp_path: Path) -> None:
     write(tmp_path, "import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
-    assert start(tmp_path, "--simulate-gpus", "1").returncode == 128 + 9
+    done = start(tmp_path, "--simulate-gpus", "1")
+    assert done.returncode == 128 + 9
+    assert "simulated GPUs: 1 of 8GiB\n" in done.stdout
 
 
 @pytest.mark.parametrize(

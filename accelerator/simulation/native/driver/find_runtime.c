@@ -15,7 +15,7 @@ const struct sim_runtime *find_runtime(void)
 {
     const struct sim_runtime *(*first)(void);
     if (!runtime && (*(void **)&first = dlsym(RTLD_DEFAULT, "accelerator_sim_runtime")))
-        use_runtime(first());
+        first(); /* its initialization calls use_runtime */
     return runtime;
 }
 

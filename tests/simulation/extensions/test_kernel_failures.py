@@ -36,8 +36,8 @@ def outcome(name, launch):
 """
 
 
-def run_program(program: str, **options: object) -> tuple[list[str], str]:
-    environment = {**simulated_environment(**options), "ACCELERATOR_SIM_KERNEL_TIMEOUT": "1"}
+def run_program(program: str, variables: dict[str, str] | None = None, **options: object) -> tuple[list[str], str]:
+    environment = {**simulated_environment(variables, **options), "ACCELERATOR_SIM_KERNEL_TIMEOUT": "1"}
     done = python(START + textwrap.dedent(program), environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -100,6 +100,34 @@ def test_failures_of_kernels_are_cudas_errors_and_name_the_thread() -> None:
     ]
     for pattern in patterns:
         assert re.search(pattern, errors, re.MULTILINE), (pattern, errors)
+
+
+LAST_ERRORS = """
+def error(call):
+    try:
+        call()
+    except RuntimeError:
+        return "raised"
+
+wrong, x = Binary(WRONG), torch.ones(4, device="cuda")
+get, peek = wrong.runtime.cudaGetLastError, wrong.runtime.cudaPeekAtLastError
+print(error(lambda: FAIL), get(), error(torch.cuda.synchronize), get(), peek(), get(), error(lambda: x + 1))
+with torch.cuda.device(1):
+    print(get(), torch.ones(4, device="cuda").sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("wrong.kernel('trap_')(1, 1)", 719), ("x[torch.tensor([9], device='cuda')]", 710)]
+)
+def test_the_error_of_a_broken_context_stays_the_last_error(call: str, number: int) -> None:
+    lines, errors = run_program(LAST_ERRORS.replace("FAIL", call), gpus=2)
+    assert lines == [f"None 0 raised {number} {number} {number} raised", "0 4.0"], errors
+
+
+def test_launch_blocking_returns_the_error_of_a_kernel_at_its_launch() -> None:
+    lines, _ = run_program("print(Binary(WRONG).kernel('trap_')(1, 1))", gpus=1, variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert lines == ["719"]
 
 
 def test_printf_and_nan_in_shared_memory() -> None:

@@ -35,9 +35,6 @@ struct sim_device {
     _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
-    /* The error of a kernel, with which the process has lost the device, or 0. Calls return it from the first wait on. */
-    _Atomic int failure;
-    _Atomic bool is_failure_known;
 };
 
 enum sim_memory_type {
@@ -130,8 +127,6 @@ struct sim_driver {
     _Atomic uint64_t *pending_refusal;
     int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
     bool (*read_refusal)(char *text, size_t size);
-    _Atomic int *failure_count; /* devices that the process has lost */
-    void (*fail_device)(int ordinal, int error);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);
@@ -146,7 +141,7 @@ struct sim_driver {
     int (*faults_flip)(int gpu);
     void (*faults_flipped)(int gpu);
     int (*faults_sleep)(int gpu, int64_t time);
-    void (*faults_break)(int gpu, int error);
+    int (*faults_break)(int gpu, int error);
     void (*log)(const char *format, ...);
 };
 

@@ -245,10 +245,9 @@ struct translated_launch {
 
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
-    struct sim_device *device = &driver->devices[stream->device];
     const struct translated_launch *launch = work->translated;
     char message[1200];
-    if (device->failure != SUCCESS) /* the GPU is lost: nothing runs on it */
+    if (unless_broken(stream->device) != SUCCESS) /* nothing runs in a broken context */
         return SUCCESS;
     const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
@@ -270,15 +269,14 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     pthread_mutex_lock(&stream->running);
     int error = sim_kernel_run(&request, message, sizeof message);
     pthread_mutex_unlock(&stream->running);
-    if (error != SUCCESS) {
-        char *readable = demangle(launch->kernel->name);
-        const struct sim_error *known = sim_find_error(error);
-        fprintf(stderr, "accelerator: kernel %s on device %d fails (%s): %s\n", readable ? readable : launch->kernel->name,
-                stream->device, known ? known->runtime_name : "", message);
-        free(readable);
-        driver->fail_device(stream->device, error);
-    }
-    return SUCCESS;
+    if (error == SUCCESS)
+        return SUCCESS;
+    char *readable = demangle(launch->kernel->name);
+    const struct sim_error *known = sim_find_error(error);
+    fprintf(stderr, "accelerator: kernel %s on device %d fails (%s): %s\n", readable ? readable : launch->kernel->name,
+            stream->device, known ? known->runtime_name : "", message);
+    free(readable);
+    return driver->faults_break(driver->devices[stream->device].gpu, error);
 }
 
 static size_t launch_size(const struct translated *kernel)

@@ -136,6 +136,9 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
+/* module.c. The caller frees the content, which ends with a NUL that does not count. */
+CUresult read_file(const char *path, char **content, size_t *length);
+
 /* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */

@@ -14,6 +14,7 @@
 #include "interface/launch.h"
 
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
+#define SIM_MODULE_SEPARATOR "\n// the end of a module that cuLinkComplete has linked\n" /* in the PTX that it returns */
 
 enum {
     SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */

@@ -145,3 +145,21 @@ LOOP:
 .visible .entry limited() .maxntid 64, 1, 1 { ret; }
 """
 )
+
+# add(float *x) adds 1 to x[0] in all threads; column(float *x) writes x[0], x[2], x[4] ... x[126].
+COUNTS = (
+    HEADER
+    + """
+.visible .entry add(.param .u64 x)
+{
+    .reg .f32 %v; .reg .b64 %x;
+    ld.param.u64 %x, [x]; mov.f32 %v, 0f3F800000; red.global.add.f32 [%x], %v; ret;
+}
+.visible .entry column(.param .u64 x)
+{
+    .reg .b32 %t; .reg .f32 %v; .reg .b64 %x, %o;
+    ld.param.u64 %x, [x]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 8; add.s64 %x, %x, %o; mov.f32 %v, 0f3F800000;
+    st.global.f32 [%x], %v; ret;
+}
+"""
+)

@@ -7,8 +7,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-import torch
-
 from .._kernels import runtime
 
 __all__ = ["hook"]
@@ -19,8 +17,9 @@ def hook(utils: ModuleType) -> None:
     for name in ("_get_nvrtc_library", "_get_gpu_rtc_library"):
         if hasattr(utils, name):
             setattr(utils, name, _with_ptx(getattr(utils, name)))
-    if hasattr(utils, "_cuda_load_module"):
-        utils._cuda_load_module = _with_context(utils._cuda_load_module)
+    load = "_cuda_load_module"
+    if hasattr(utils, load):
+        setattr(utils, load, _with_context(getattr(utils, load)))
 
 
 def _with_ptx(get_library: Callable[[], Any]) -> Callable[[], Any]:
@@ -40,7 +39,7 @@ def _with_context(load: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(load)
     def load_module(*arguments: Any, **options: Any) -> Any:
-        torch.cuda.init()
+        runtime.raise_in_bad_fork()
         runtime.library.cudaFree(None)
         return load(*arguments, **options)
 

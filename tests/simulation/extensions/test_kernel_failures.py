@@ -130,6 +130,61 @@ def test_launch_blocking_returns_the_error_of_a_kernel_at_its_launch() -> None:
     assert lines == ["719"]
 
 
+PLANTED = {
+    "check": (
+        "device-side assert triggered",
+        r"^k\.cu:7: check: block: \[0,0,0\], thread: \[3,0,0\] Assertion `x > 0` failed\.$",
+    ),
+    "deep": ("hardware stack error", r"deep on device 1 fails .*: block \(0,0,0\), thread \(0,0,0\): its stack overflows$"),
+    "loops": ("the launch timed out and was terminated", r"loops on device 2 fails .*no block has ended for 1 s"),
+    "locked": ("the launch timed out and was terminated", r"locked on device 3 fails .*no block has ended for 1 s"),
+    "apart": (
+        "the launch timed out and was terminated",
+        r"apart on device 4 fails .*: of its 64 threads wait 24 at bar\.warp\.sync 0xffffffff, 40 at bar\.sync 0; 0 have",
+    ),
+}
+
+
+def test_planted_errors_end_with_cudas_error_and_a_line() -> None:
+    program = f"""
+        planted, one = Binary(PLANTED), ctypes.c_uint(1)
+        for index, name in enumerate({list(PLANTED)}):
+            with torch.cuda.device(index):
+                x = torch.zeros(64, dtype=torch.int32, device="cuda")
+                arguments = {{"check": (), "loops": (one,), "apart": ()}}.get(name, (x,))
+                outcome(name, lambda: planted.kernel(name)(1, 64, *arguments))
+        """
+    lines, errors = run_program(program, gpus=len(PLANTED))
+    assert [line.partition("CUDA error: ")[2] for line in lines] == [text for text, _ in PLANTED.values()]
+    for _, pattern in PLANTED.values():
+        assert re.search(pattern, errors, re.MULTILINE), (pattern, errors)
+
+
+def test_a_missing_barrier_shows_as_nan() -> None:
+    program = """
+        x = torch.arange(64.0, device="cuda")
+        Binary(PLANTED).kernel("reverse")(1, 64, x)
+        print(x.isnan().any().item())
+        """
+    assert run_program(program, gpus=1, fill="nan")[0] == ["True"]
+
+
+def test_the_next_op_raises_the_error_of_a_launch_that_nobody_has_read() -> None:
+    program = """
+        saxpy, x = Binary(SAXPY).kernel("saxpy"), torch.ones(4, device="cuda")
+        arguments = (ctypes.c_float(2), x, x, ctypes.c_uint(4))
+        print(saxpy(1, 2000, *arguments), (x + 1).sum().item())  # which reads the error
+        saxpy.read_error = lambda: None
+        print(saxpy(1, 2000, *arguments))
+        for _ in range(2):
+            outcome("op", lambda: (x + 1).sum().item())
+        """
+    lines, _ = run_program(program, gpus=1)
+    assert lines[:2] == ["9 8.0", "9"]
+    assert lines[2].endswith("Error CUDA error: invalid configuration argument")
+    assert lines[3] == "op 8.0 ends"
+
+
 def test_printf_and_nan_in_shared_memory() -> None:
     program = """
         x, out = torch.arange(64, dtype=torch.int32, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")

@@ -12,10 +12,6 @@
 
 const struct sim_driver *driver;
 
-/* What it points to is not zero once the machine has had a fault or a broken context. The kernels of torch's ops read it too. */
-static _Atomic int never_used;
-_Atomic(_Atomic int *) accelerator_simulation_fault_flag __attribute__((visibility("default"))) = &never_used;
-
 /* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */
 static void hint_at_replaced_path(void)
 {

@@ -32,11 +32,16 @@ extern const struct race_hooks *race_hooks; /* or NULL */
 
 /* find_driver.c */
 extern const struct sim_driver *driver; /* NULL before load_driver() */
-extern _Atomic(_Atomic int *) accelerator_simulation_fault_flag; /* points to the machine's once the runtime is initialized */
 cudaError_t load_driver(void);
+
+/* flags.c */
+extern _Atomic(_Atomic int *) accelerator_simulation_fault_flag; /* points to the machine's once the runtime is initialized */
+extern _Atomic int accelerator_simulation_needs_checks;
 
 /* errors.c */
 cudaError_t fail(cudaError_t error);
+cudaError_t finish_launch(cudaError_t error); /* like finish(), of a launch */
+cudaError_t unread_launch_error(void); /* of the thread, or SUCCESS */
 
 /* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
@@ -47,7 +52,6 @@ static inline cudaError_t finish(cudaError_t error)
 /* initialization.c */
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
-extern _Atomic int accelerator_simulation_needs_checks;
 extern _Thread_local int thread_device; /* the device that the thread has chosen */
 
 cudaError_t enter_slowly(const char *function);

@@ -6,9 +6,7 @@ Each program has a GPU for each failure, because a process loses the GPU on whic
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -218,19 +216,6 @@ print(Binary(SAXPY).kernel("saxpy")(1, 4, ctypes.c_float(2), x, y, ctypes.c_uint
 """
 
 
-def test_a_kernel_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
-    environment = {**simulated_environment(gpus=1), "ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path)}
-    tmp_path.chmod(0o755)
-    compiler = tmp_path / "cc"
-    compiler.write_text(f'#!/bin/sh\necho call >> {tmp_path}/calls\nexec cc "$@"\n')
-    compiler.chmod(0o755)
-    environment["CC"] = os.fspath(compiler)
-    for _ in range(2):
-        done = python(START + LAUNCH, environment)
-        assert done.stdout == "0 [2.0, 2.0, 2.0, 2.0]\n", done.stderr
-    assert (tmp_path / "calls").read_text() == "call\n"
-
-
 @pytest.mark.parametrize(
     ("mode", "compiler", "reason"),
     [
@@ -245,18 +230,6 @@ def test_why_a_kernel_cannot_be_compiled(tmp_path: Path, mode: int, compiler: st
     done = python(program, {**simulated_environment(gpus=1), **variables})
     assert done.stdout.split()[0] == "801"
     assert f"kernel saxpy is not simulated: {reason}" in done.stderr
-
-
-@pytest.mark.slow
-def test_two_processes_compile_a_kernel_at_once(tmp_path: Path) -> None:
-    import sys
-
-    tmp_path.chmod(0o755)
-    environment = {**simulated_environment(gpus=1), "ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", START + LAUNCH]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0] for process in processes] == ["0 [2.0, 2.0, 2.0, 2.0]\n"] * 2
-    assert len(list(tmp_path.glob("*.so"))) == 1
 
 
 def test_a_forked_child_has_no_gpu() -> None:

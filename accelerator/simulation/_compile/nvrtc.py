@@ -7,14 +7,19 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
+from .._kernels import runtime
+
 __all__ = ["hook"]
 
 
 def hook(utils: ModuleType) -> None:
-    """Replace the functions of ``torch.cuda._utils`` that return NVRTC."""
+    """Replace the functions of ``torch.cuda._utils`` that return NVRTC, and the one that loads what it has compiled."""
     for name in ("_get_nvrtc_library", "_get_gpu_rtc_library"):
         if hasattr(utils, name):
             setattr(utils, name, _with_ptx(getattr(utils, name)))
+    load = "_cuda_load_module"
+    if hasattr(utils, load):
+        setattr(utils, load, _with_context(getattr(utils, load)))
 
 
 def _with_ptx(get_library: Callable[[], Any]) -> Callable[[], Any]:
@@ -27,3 +32,15 @@ def _with_ptx(get_library: Callable[[], Any]) -> Callable[[], Any]:
         return library
 
     return get
+
+
+def _with_context(load: Callable[..., Any]) -> Callable[..., Any]:
+    """The driver loads modules into the current context, which the first allocation would make."""
+
+    @functools.wraps(load)
+    def load_module(*arguments: Any, **options: Any) -> Any:
+        runtime.raise_in_bad_fork()
+        runtime.library.cudaFree(None)
+        return load(*arguments, **options)
+
+    return load_module

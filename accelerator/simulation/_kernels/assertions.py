@@ -5,7 +5,6 @@ The call returns, the context is broken, and the next call that checks it raises
 
 from __future__ import annotations
 
-import os
 import re
 import sys
 from typing import Any
@@ -75,8 +74,7 @@ def fail(op: str, error: Exception, device: torch.device) -> None:
     text = str(error).partition("\n")[0].rstrip(".")
     line = f"{file}: {op}: block: [0,0,0], thread: [0,0,0] Assertion `{assertion}` failed. ({text})"
     print(line, file=sys.stderr, flush=True)
-    runtime.library.accelerator_simulation_assert_failed(device.index)
-    if os.environ.get("CUDA_LAUNCH_BLOCKING") == "1":
+    if runtime.library.accelerator_simulation_assert_failed(device.index):
         runtime.raise_error(device)
 
 

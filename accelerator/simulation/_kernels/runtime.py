@@ -30,8 +30,8 @@ _NOT_READY, _NOT_SUPPORTED = 600, 801
 _WAIT_MS = 100
 
 streams_need_checks = ctypes.c_int.in_dll(library, "accelerator_simulation_needs_checks")
-"""Not zero if calls must check their streams: one captures or waits for a collective, or a refused kernel's error is pending;
-and in a bad fork."""
+"""Not zero if calls must check their streams: one captures or waits for a collective, or the error of a launch has not been
+read; and in a bad fork."""
 
 _fault_flag = ctypes.POINTER(ctypes.c_int).in_dll(library, "accelerator_simulation_fault_flag")
 library.accelerator_simulation_begin_op.argtypes = (ctypes.c_void_p, ctypes.c_int)
@@ -97,6 +97,8 @@ def wait_for_pending(device: torch.device) -> None:
         _raise_refusal()
     if error:
         torch.cuda.current_stream(device).synchronize()  # raises torch's own error if a kernel has failed
+        launch: Callable[[int], None] = torch.cuda._sleep
+        launch(0)  # torch then raises the error of an earlier launch that nobody has read
         torch.cuda.check_error(error)
 
 

@@ -13,12 +13,18 @@ import shlex
 import shutil
 import subprocess
 import tempfile
+import time
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
 from .errors import Refused
 
-__all__ = ["FLAGS", "HEADERS", "build", "compiler_command", "lock", "processor_flags"]
+__all__ = ["CACHE_SIZE", "FLAGS", "HEADERS", "build", "compiler_command", "limit_cache", "lock", "processor_flags"]
+
+CACHE_SIZE = 1 << 30
+"""Bytes of compiled kernels that a cache may have."""
+_ABANDONED_AFTER_S = 3600
+"""Seconds after which a folder of a build is that of a killed process."""
 
 HEADERS = Path(__file__).parents[1] / "native" / "kernels"
 FLAGS = (
@@ -92,6 +98,29 @@ def build(source: str, target: Path, *, headers: Path = HEADERS, flags: Sequence
             raise Refused(f"the C compiler {command[0]} failed: {errors[0].strip()}")
         output.chmod(0o644)
         output.rename(target)
+    limit_cache(target.parent)
+
+
+def limit_cache(folder: Path) -> None:
+    """Remove the kernels that were used longest ago from a cache that is too large, and what killed processes have left.
+
+    Loading a kernel sets its file's time. Processes that have loaded a removed one keep it.
+    """
+    kernels: list[tuple[float, int, Path]] = []
+    size, oldest = 0, time.time() - _ABANDONED_AFTER_S
+    for path in folder.iterdir():
+        with contextlib.suppress(FileNotFoundError):  # another process removes it too
+            status = path.stat()
+            if path.suffix == ".so":
+                kernels.append((status.st_mtime, status.st_size, path))
+                size += status.st_size
+            elif path.name.startswith(".building-") and status.st_mtime < oldest:
+                shutil.rmtree(path, ignore_errors=True)
+    for _, length, path in sorted(kernels):
+        if size <= CACHE_SIZE:
+            break
+        path.unlink(missing_ok=True)
+        size -= length
 
 
 @contextlib.contextmanager

@@ -137,6 +137,8 @@ class Kernel:
     def __init__(self, runtime: ctypes.CDLL, function: ctypes.c_void_p) -> None:
         self.runtime = runtime
         self.function = function
+        self.read_error = runtime.cudaGetLastError
+        """Called after each launch."""
 
     def __call__(
         self, grid: int | Sequence[int], block: int | Sequence[int], *arguments: Any, shared: int = 0, cooperative: bool = False
@@ -155,7 +157,7 @@ class Kernel:
         stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
         launch = self.runtime.cudaLaunchCooperativeKernel if cooperative else self.runtime.cudaLaunchKernel
         error = launch(self.function, _dim3(grid), _dim3(block), pointers, ctypes.c_size_t(shared), stream)
-        self.runtime.cudaGetLastError()
+        self.read_error()
         return int(error)
 
 

@@ -6,6 +6,7 @@ import ctypes
 import re
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARI
 from tests.simulation.runtime.test_launches_simulated import Dim3
 
 INVALID_VALUE, INVALID_CONFIGURATION, OUT_OF_RESOURCES, TOO_LARGE, NOT_SUPPORTED = 1, 9, 701, 720, 801
+INVALID_IMAGE, FILE_NOT_FOUND = 200, 301
 
 pytestmark = pytest.mark.xdist_group("extensions")
 
@@ -177,7 +179,63 @@ def test_a_library_of_the_driver_runs_its_kernels() -> None:
     assert cuda.cuLibraryUnload(library) == 0
 
 
+def link(cuda: ctypes.CDLL, *inputs: tuple[int, bytes]) -> tuple[int, ctypes.c_void_p]:
+    """Link inputs, each with its type; return the last error, and the module that was made."""
+    state, image, size, module = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
+    assert cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state)) == 0
+    for kind, data in inputs:
+        error = cuda.cuLinkAddData_v2(state, kind, data, ctypes.c_size_t(len(data)), b"part", 0, None, None)
+        if error:
+            break
+    else:
+        error = cuda.cuLinkComplete(state, ctypes.byref(image), ctypes.byref(size))
+        copy = ctypes.string_at(image, size.value)  # that a program keeps in a file
+        error = error or cuda.cuModuleLoadData(ctypes.byref(module), copy)
+    assert cuda.cuLinkDestroy(state) == 0
+    return error, module
+
+
+def test_the_driver_links_ptx() -> None:
+    cuda, out, function = ctypes.CDLL("libcuda.so.1"), torch.zeros(1, dtype=torch.int32, device="cuda"), ctypes.c_void_p()
+    error, module = link(cuda, (1, CALLER.encode()), (1, CALLED.encode() + b"\0"))
+    assert error == 0
+    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"call") == 0
+    pointer = ctypes.c_uint64(out.data_ptr())
+    parameters = (ctypes.c_void_p * 1)(ctypes.addressof(pointer))
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None) == 0
+    assert out.item() == 42
+
+
+def test_the_driver_links_files(tmp_path: Path) -> None:
+    cuda, state, image = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+    (tmp_path / "called.ptx").write_text(CALLED)
+    assert cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state)) == 0
+    assert cuda.cuLinkAddFile_v2(state, 1, b"/missing.ptx", 0, None, None) == FILE_NOT_FOUND
+    assert cuda.cuLinkComplete(state, ctypes.byref(image), None) == INVALID_IMAGE
+    assert cuda.cuLinkAddFile_v2(state, 1, str(tmp_path / "called.ptx").encode(), 0, None, None) == 0
+    assert cuda.cuLinkComplete(state, ctypes.byref(image), None) == 0
+    assert (ctypes.string_at(image) or b"").startswith(CALLED.encode())
+    assert cuda.cuLinkDestroy(state) == 0
+
+
 # What is refused.
+
+
+def test_the_driver_links_no_machine_code(capfd: pytest.CaptureFixture[str]) -> None:
+    assert link(ctypes.CDLL("libcuda.so.1"), (4, b"!<arch>\n"))[0] == NOT_SUPPORTED
+    assert capfd.readouterr().err == "cuLinkAddData: part is a library, and simulated GPUs link PTX alone\n"
+
+
+@pytest.mark.usefixtures("pending")
+def test_a_module_of_machine_code_is_refused_at_the_launch(capfd: pytest.CaptureFixture[str]) -> None:
+    cuda, module, function = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
+    torch.zeros(1, device="cuda")
+    assert cuda.cuModuleLoadData(ctypes.byref(module), b"\177ELF" + bytes(60)) == 0
+    assert cuda.cuModuleGetFunction(ctypes.byref(function), module, b"twice") == 0
+    assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None) == NOT_SUPPORTED
+    text = capfd.readouterr().err
+    assert text.startswith("kernel twice is not simulated: simulated GPUs run kernels from PTX, and its module is machine code")
+    assert "jiterator" in text
 
 
 @pytest.mark.usefixtures("pending")

@@ -6,9 +6,7 @@ Each program has a GPU for each failure, because a process loses the GPU on whic
 from __future__ import annotations
 
 import importlib
-import os
 import re
-import subprocess
 import textwrap
 from pathlib import Path
 from typing import Any
@@ -37,8 +35,8 @@ def outcome(name, launch):
 """
 
 
-def run_program(program: str, **options: object) -> tuple[list[str], str]:
-    environment = {**simulated_environment(**options), "ACCELERATOR_SIM_KERNEL_TIMEOUT": "1"}
+def run_program(program: str, variables: dict[str, str] | None = None, **options: object) -> tuple[list[str], str]:
+    environment = {**simulated_environment(variables, **options), "ACCELERATOR_SIM_KERNEL_TIMEOUT": "1"}
     done = python(START + textwrap.dedent(program), environment)
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
@@ -103,6 +101,89 @@ def test_failures_of_kernels_are_cudas_errors_and_name_the_thread() -> None:
         assert re.search(pattern, errors, re.MULTILINE), (pattern, errors)
 
 
+LAST_ERRORS = """
+def error(call):
+    try:
+        call()
+    except RuntimeError:
+        return "raised"
+
+wrong, x = Binary(WRONG), torch.ones(4, device="cuda")
+get, peek = wrong.runtime.cudaGetLastError, wrong.runtime.cudaPeekAtLastError
+print(error(lambda: FAIL), get(), error(torch.cuda.synchronize), get(), peek(), get(), error(lambda: x + 1))
+with torch.cuda.device(1):
+    print(get(), torch.ones(4, device="cuda").sum().item())
+"""
+
+
+@pytest.mark.parametrize(
+    ("call", "number"), [("wrong.kernel('trap_')(1, 1)", 719), ("x[torch.tensor([9], device='cuda')]", 710)]
+)
+def test_the_error_of_a_broken_context_stays_the_last_error(call: str, number: int) -> None:
+    lines, errors = run_program(LAST_ERRORS.replace("FAIL", call), gpus=2)
+    assert lines == [f"None 0 raised {number} {number} {number} raised", "0 4.0"], errors
+
+
+def test_launch_blocking_returns_the_error_of_a_kernel_at_its_launch() -> None:
+    lines, _ = run_program("print(Binary(WRONG).kernel('trap_')(1, 1))", gpus=1, variables={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert lines == ["719"]
+
+
+PLANTED = {
+    "check": (
+        "device-side assert triggered",
+        r"^k\.cu:7: check: block: \[0,0,0\], thread: \[3,0,0\] Assertion `x > 0` failed\.$",
+    ),
+    "deep": ("hardware stack error", r"deep on device 1 fails .*: block \(0,0,0\), thread \(0,0,0\): its stack overflows$"),
+    "loops": ("the launch timed out and was terminated", r"loops on device 2 fails .*no block has ended for 1 s"),
+    "locked": ("the launch timed out and was terminated", r"locked on device 3 fails .*no block has ended for 1 s"),
+    "apart": (
+        "the launch timed out and was terminated",
+        r"apart on device 4 fails .*: of its 64 threads wait 24 at bar\.warp\.sync 0xffffffff, 40 at bar\.sync 0; 0 have",
+    ),
+}
+
+
+def test_planted_errors_end_with_cudas_error_and_a_line() -> None:
+    program = f"""
+        planted, one = Binary(PLANTED), ctypes.c_uint(1)
+        for index, name in enumerate({list(PLANTED)}):
+            with torch.cuda.device(index):
+                x = torch.zeros(64, dtype=torch.int32, device="cuda")
+                arguments = {{"check": (), "loops": (one,), "apart": ()}}.get(name, (x,))
+                outcome(name, lambda: planted.kernel(name)(1, 64, *arguments))
+        """
+    lines, errors = run_program(program, gpus=len(PLANTED))
+    assert [line.partition("CUDA error: ")[2] for line in lines] == [text for text, _ in PLANTED.values()]
+    for _, pattern in PLANTED.values():
+        assert re.search(pattern, errors, re.MULTILINE), (pattern, errors)
+
+
+def test_a_missing_barrier_shows_as_nan() -> None:
+    program = """
+        x = torch.arange(64.0, device="cuda")
+        Binary(PLANTED).kernel("reverse")(1, 64, x)
+        print(x.isnan().any().item())
+        """
+    assert run_program(program, gpus=1, fill="nan")[0] == ["True"]
+
+
+def test_the_next_op_raises_the_error_of_a_launch_that_nobody_has_read() -> None:
+    program = """
+        saxpy, x = Binary(SAXPY).kernel("saxpy"), torch.ones(4, device="cuda")
+        arguments = (ctypes.c_float(2), x, x, ctypes.c_uint(4))
+        print(saxpy(1, 2000, *arguments), (x + 1).sum().item())  # which reads the error
+        saxpy.read_error = lambda: None
+        print(saxpy(1, 2000, *arguments))
+        for _ in range(2):
+            outcome("op", lambda: (x + 1).sum().item())
+        """
+    lines, _ = run_program(program, gpus=1)
+    assert lines[:2] == ["9 8.0", "9"]
+    assert lines[2].endswith("Error CUDA error: invalid configuration argument")
+    assert lines[3] == "op 8.0 ends"
+
+
 def test_printf_and_nan_in_shared_memory() -> None:
     program = """
         x, out = torch.arange(64, dtype=torch.int32, device="cuda"), torch.zeros(1, dtype=torch.int32, device="cuda")
@@ -136,19 +217,6 @@ print(Binary(SAXPY).kernel("saxpy")(1, 4, ctypes.c_float(2), x, y, ctypes.c_uint
 """
 
 
-def test_a_kernel_is_compiled_once_for_all_processes(tmp_path: Path) -> None:
-    environment = {**simulated_environment(gpus=1), "ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path)}
-    tmp_path.chmod(0o755)
-    compiler = tmp_path / "cc"
-    compiler.write_text(f'#!/bin/sh\necho call >> {tmp_path}/calls\nexec cc "$@"\n')
-    compiler.chmod(0o755)
-    environment["CC"] = os.fspath(compiler)
-    for _ in range(2):
-        done = python(START + LAUNCH, environment)
-        assert done.stdout == "0 [2.0, 2.0, 2.0, 2.0]\n", done.stderr
-    assert (tmp_path / "calls").read_text() == "call\n"
-
-
 @pytest.mark.parametrize(
     ("mode", "compiler", "reason"),
     [
@@ -163,18 +231,6 @@ def test_why_a_kernel_cannot_be_compiled(tmp_path: Path, mode: int, compiler: st
     done = python(program, {**simulated_environment(gpus=1), **variables})
     assert done.stdout.split()[0] == "801"
     assert f"kernel saxpy is not simulated: {reason}" in done.stderr
-
-
-@pytest.mark.slow
-def test_two_processes_compile_a_kernel_at_once(tmp_path: Path) -> None:
-    import sys
-
-    tmp_path.chmod(0o755)
-    environment = {**simulated_environment(gpus=1), "ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path)}
-    command = [sys.executable, "-c", START + LAUNCH]
-    processes = [subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    assert [process.communicate()[0] for process in processes] == ["0 [2.0, 2.0, 2.0, 2.0]\n"] * 2
-    assert len(list(tmp_path.glob("*.so"))) == 1
 
 
 def test_a_forked_child_has_no_gpu() -> None:

@@ -145,3 +145,94 @@ LOOP:
 .visible .entry limited() .maxntid 64, 1, 1 { ret; }
 """
 )
+
+# add(float *x) adds 1 to x[0] in all threads; column(float *x) writes x[0], x[2], x[4] ... x[126].
+COUNTS = (
+    HEADER
+    + """
+.visible .entry add(.param .u64 x)
+{
+    .reg .f32 %v; .reg .b64 %x;
+    ld.param.u64 %x, [x]; mov.f32 %v, 0f3F800000; red.global.add.f32 [%x], %v; ret;
+}
+.visible .entry column(.param .u64 x)
+{
+    .reg .b32 %t; .reg .f32 %v; .reg .b64 %x, %o;
+    ld.param.u64 %x, [x]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 8; add.s64 %x, %x, %o; mov.f32 %v, 0f3F800000;
+    st.global.f32 [%x], %v; ret;
+}
+"""
+)
+
+# Errors that authors of kernels make. check: an assertion fails in thread 3. deep: an endless recursion. loops: an endless loop
+# that accesses no memory. locked(int *lock): a lock that nobody releases. apart: threads of a warp wait at different barriers.
+# reverse(float *x): a barrier is missing between the writes and the reads of shared memory.
+PLANTED = (
+    HEADER
+    + """
+.global .align 1 .b8 message[8] = {120, 32, 62, 32, 48, 0};
+.global .align 1 .b8 file[8] = {107, 46, 99, 117, 0};
+.global .align 1 .b8 owner[8] = {99, 104, 101, 99, 107, 0};
+.extern .func __assertfail(.param .b64 a, .param .b64 b, .param .b32 c, .param .b64 d, .param .b64 e);
+.visible .entry check()
+{
+    .reg .pred %p; .reg .b32 %t; .reg .b64 %m, %f, %o;
+    mov.u32 %t, %tid.x; setp.ne.u32 %p, %t, 3;
+    @%p ret;
+    mov.u64 %m, message; cvta.global.u64 %m, %m; mov.u64 %f, file; cvta.global.u64 %f, %f;
+    mov.u64 %o, owner; cvta.global.u64 %o, %o;
+    { .param .b64 a; st.param.b64 [a], %m; .param .b64 b; st.param.b64 [b], %f; .param .b32 c; st.param.b32 [c], 7;
+      .param .b64 d; st.param.b64 [d], %o; .param .b64 e; st.param.b64 [e], 1;
+      call.uni __assertfail, (a, b, c, d, e); }
+    ret;
+}
+.func (.param .b32 result) depth(.param .b32 n)
+{
+    .reg .b32 %n, %r; .local .align 4 .b8 frame[1024];
+    ld.param.b32 %n, [n]; st.local.b32 [frame], %n; add.u32 %n, %n, 1;
+    { .param .b32 a; st.param.b32 [a], %n; .param .b32 r; call.uni (r), depth, (a); ld.param.b32 %r, [r]; }
+    ld.local.b32 %n, [frame]; add.u32 %r, %r, %n; st.param.b32 [result], %r; ret;
+}
+.visible .entry deep(.param .u64 x)
+{
+    .reg .b32 %r; .reg .b64 %x; ld.param.u64 %x, [x];
+    { .param .b32 a; st.param.b32 [a], 0; .param .b32 r; call.uni (r), depth, (a); ld.param.b32 %r, [r]; }
+    st.global.u32 [%x], %r; ret;
+}
+.visible .entry loops(.param .u32 n)
+{
+    .reg .b32 %t, %n; ld.param.u32 %n, [n]; mov.u32 %t, %n;
+LOOP:
+    add.u32 %t, %t, %n;
+    bra LOOP;
+}
+.visible .entry locked(.param .u64 lock)
+{
+    .reg .pred %p; .reg .b32 %v; .reg .b64 %x;
+    ld.param.u64 %x, [lock];
+LOOP:
+    atom.global.cas.b32 %v, [%x], 0, 1; setp.ne.u32 %p, %v, 0;
+    @%p bra LOOP;
+    ret;
+}
+.visible .entry apart()
+{
+    .reg .pred %p; .reg .b32 %t;
+    mov.u32 %t, %tid.x; setp.lt.u32 %p, %t, 40;
+    @%p bra WAIT;
+    bar.warp.sync 0xffffffff;
+    ret;
+WAIT:
+    bar.sync 0;
+    ret;
+}
+.visible .entry reverse(.param .u64 x)
+{
+    .shared .align 4 .b8 s[256];
+    .reg .b32 %t, %a, %n, %v; .reg .b64 %x, %o;
+    ld.param.u64 %x, [x]; mov.u32 %t, %tid.x; mul.wide.u32 %o, %t, 4; add.s64 %x, %x, %o;
+    ld.global.b32 %v, [%x]; mov.u32 %a, s; mad.lo.u32 %n, %t, 4, %a; st.shared.b32 [%n], %v;
+    sub.u32 %t, 63, %t; mad.lo.u32 %n, %t, 4, %a; ld.shared.b32 %v, [%n]; st.global.b32 [%x], %v; ret;
+}
+"""
+)

@@ -81,7 +81,8 @@ bool faults_hang(int gpu);
 int faults_flip(int gpu);       /* the bit to flip in an op's result, or -1 */
 void faults_flipped(int gpu);   /* it was flipped */
 int faults_sleep(int gpu, int64_t time); /* until a time; returns the error that ends the wait, or 0 */
-void faults_break(int gpu, int error);   /* an error of the program: a device-side assertion */
+/* Breaks the context by an error of the program: an assertion, a failed kernel. Returns the error if launches wait for it, or 0. */
+int faults_break(int gpu, int error);
 
 /* For NVML, which has no context: fires what concerns no process. */
 void faults_without_process(int gpu);

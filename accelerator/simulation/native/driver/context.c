@@ -149,5 +149,5 @@ SIM_EXPORT CUresult cuCtxSynchronize(void)
     const struct sim_device *device = current_context();
     if (device->busy_until != 0)
         RETURN_IF_ERROR(faults_sleep(device->gpu, device->busy_until));
-    return unless_refused();
+    return unless_failed();
 }

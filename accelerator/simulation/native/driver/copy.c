@@ -8,7 +8,7 @@ static CUresult copy(void *target, const void *source, size_t size)
 {
     if (!is_valid_range(target, size) || !is_valid_range(source, size))
         return ERROR_INVALID_VALUE;
-    RETURN_IF_ERROR(unless_refused());
+    RETURN_IF_ERROR(unless_failed());
     memmove(target, source, size);
     return SUCCESS;
 }

@@ -71,16 +71,19 @@ static inline CUresult enter_any_context(const char *function)
 {
     const struct sim_device *context = current_context();
     RETURN_IF_ERROR(driver_enter(function, context ? context->gpu : SIM_NO_GPU));
-    if (!context)
-        return ERROR_INVALID_CONTEXT;
-    return __builtin_expect(context->is_failure_known, 0) ? context->failure : SUCCESS;
+    return context ? SUCCESS : ERROR_INVALID_CONTEXT;
 }
 
-/* A fault has broken the context for good, and it fails all calls that use it. */
+/* A fault, a failed assertion or a failed kernel has broken the context for good, and it fails all calls that use it. */
+static inline CUresult unless_broken(void)
+{
+    return faults_are_used() ? faults_error(current_context()->gpu) : SUCCESS;
+}
+
 static inline CUresult enter_context(const char *function)
 {
     RETURN_IF_ERROR(enter_any_context(function));
-    return faults_are_used() ? faults_error(current_context()->gpu) : SUCCESS;
+    return unless_broken();
 }
 
 /* blocks.c */
@@ -133,6 +136,9 @@ int free_idle(void *address);
 void accelerator_simulation_zero(void *address, size_t size);
 void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM_FILL says so */
 
+/* module.c. The caller frees the content, which ends with a NUL that does not count. */
+CUresult read_file(const char *path, char **content, size_t *length);
+
 /* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
 const struct sim_runtime *find_runtime(void); /* NULL if there is none */
@@ -158,20 +164,10 @@ int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 bool read_refusal(char *text, size_t size);
 void refusal_raises(_Atomic int *needs_checks); /* of the runtime that is used from now on */
 
-extern _Atomic int failure_count; /* devices that the process has lost */
-
-void fail_device(int ordinal, int error);
-
 /* What copies and waits return that have succeeded. */
-static inline CUresult unless_refused(void)
+static inline CUresult unless_failed(void)
 {
-    if (pending_refusal != 0)
-        return ERROR_NOT_SUPPORTED;
-    struct sim_device *context = failure_count != 0 ? current_context() : NULL;
-    if (!context || context->failure == SUCCESS)
-        return SUCCESS;
-    context->is_failure_known = true;
-    return context->failure;
+    return pending_refusal != 0 ? ERROR_NOT_SUPPORTED : unless_broken();
 }
 
 /* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */

@@ -21,12 +21,11 @@ static CUresult load(const char *function, void **module, const void *image)
     return module && image ? functions->load_module(image, module) : ERROR_INVALID_VALUE;
 }
 
-static CUresult load_file(const char *function, void **module, const char *path)
+CUresult read_file(const char *path, char **content, size_t *length)
 {
-    RETURN_IF_ERROR(enter_context(function));
-    FILE *file = module && path ? fopen(path, "rb") : NULL;
+    FILE *file = fopen(path, "rb");
     if (!file)
-        return module && path ? ERROR_FILE_NOT_FOUND : ERROR_INVALID_VALUE;
+        return ERROR_FILE_NOT_FOUND;
     char *data = NULL;
     size_t size = 0, capacity = 0;
     do {
@@ -37,11 +36,25 @@ static CUresult load_file(const char *function, void **module, const char *path)
         size += fread(data + size, 1, capacity - size, file);
     } while (size == capacity);
     fclose(file);
-    CUresult result = ERROR_OUT_OF_MEMORY;
-    if (data && size < capacity) {
-        data[size] = '\0';
-        result = size > 16 ? load(function, module, data) : ERROR_INVALID_IMAGE;
+    if (!data || size >= capacity) {
+        free(data);
+        return ERROR_OUT_OF_MEMORY;
     }
+    data[size] = '\0';
+    *content = data;
+    *length = size;
+    return SUCCESS;
+}
+
+static CUresult load_file(const char *function, void **module, const char *path)
+{
+    char *data;
+    size_t size;
+    RETURN_IF_ERROR(enter_context(function));
+    if (!module || !path)
+        return ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(read_file(path, &data, &size));
+    const CUresult result = size > 16 ? load(function, module, data) : ERROR_INVALID_IMAGE;
     free(data);
     return result;
 }

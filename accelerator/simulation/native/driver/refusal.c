@@ -1,4 +1,4 @@
-/* libcuda.so.1: launches of kernels that do not run, and devices that are lost because a kernel has failed.
+/* libcuda.so.1: launches of kernels that do not run.
  *
  * The program would read memory that nothing computed. Its launch fails, and because not every program checks its launches, the
  * error stays pending until the program reads it: copies, waits and queries return it, and ops raise it. */
@@ -32,34 +32,11 @@ static void attend(void)
         (*raised)++;
 }
 
-static _Atomic int *warned; /* the counter that has been raised for lost devices, or NULL */
-_Atomic int failure_count;
-
-static void attend_to_failures(void)
-{
-    if (failure_count != 0 && counter && warned != counter) {
-        (*counter)++; /* for ever: the process does not get its device back */
-        warned = counter;
-    }
-}
-
-void fail_device(int ordinal, int error)
-{
-    pthread_mutex_lock(&lock);
-    if (devices[ordinal].failure == SUCCESS) {
-        devices[ordinal].failure = error;
-        failure_count++;
-        attend_to_failures();
-    }
-    pthread_mutex_unlock(&lock);
-}
-
 void refusal_raises(_Atomic int *needs_checks)
 {
     pthread_mutex_lock(&lock);
     counter = needs_checks;
     attend();
-    attend_to_failures();
     pthread_mutex_unlock(&lock);
 }
 

@@ -48,8 +48,6 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .pending_refusal = &pending_refusal,
         .refuse_launch = refuse_launch,
         .read_refusal = read_refusal,
-        .failure_count = &failure_count,
-        .fail_device = fail_device,
         .injected = sim_find_injected,
         .has_injections = has_injections,
         .fault_flag = fault_flag,

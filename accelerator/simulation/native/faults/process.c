@@ -300,10 +300,11 @@ int faults_sleep(int gpu, int64_t time)
     }
 }
 
-void faults_break(int gpu, int error)
+int faults_break(int gpu, int error)
 {
     break_context(gpu, error);
     used_faults->is_used = 1;
+    return is_blocking ? contexts[gpu].error : 0;
 }
 
 void faults_without_process(int gpu)

@@ -14,6 +14,7 @@
 #include "interface/launch.h"
 
 #define SIM_DRIVER_SYMBOL "accelerator_sim_driver"
+#define SIM_MODULE_SEPARATOR "\n// the end of a module that cuLinkComplete has linked\n" /* in the PTX that it returns */
 
 enum {
     SIM_CLOCK_KHZ = 1000000, /* a clock cycle lasts a nanosecond, as _sleep assumes */
@@ -35,9 +36,6 @@ struct sim_device {
     _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
-    /* The error of a kernel, with which the process has lost the device, or 0. Calls return it from the first wait on. */
-    _Atomic int failure;
-    _Atomic bool is_failure_known;
 };
 
 enum sim_memory_type {
@@ -130,8 +128,6 @@ struct sim_driver {
     _Atomic uint64_t *pending_refusal;
     int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
     bool (*read_refusal)(char *text, size_t size);
-    _Atomic int *failure_count; /* devices that the process has lost */
-    void (*fail_device)(int ordinal, int error);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);
@@ -146,7 +142,7 @@ struct sim_driver {
     int (*faults_flip)(int gpu);
     void (*faults_flipped)(int gpu);
     int (*faults_sleep)(int gpu, int64_t time);
-    void (*faults_break)(int gpu, int error);
+    int (*faults_break)(int gpu, int error);
     void (*log)(const char *format, ...);
 };
 

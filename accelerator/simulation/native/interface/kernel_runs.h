@@ -3,6 +3,7 @@
 #define ACCELERATOR_SIM_KERNEL_RUNS_H
 
 #include <stdbool.h>
+#include <stddef.h>
 #include <stdint.h>
 
 struct kernel; /* translated and compiled */
@@ -51,6 +52,21 @@ struct sim_kernel_memory {
     int device;       /* -1: the host's */
 };
 
+/* Accesses that are atomic, volatile or ordered race with none of these. */
+enum sim_access_kind { SIM_READ, SIM_WRITE, SIM_ATOMIC_READ, SIM_ATOMIC_WRITE, SIM_ACCESS_KINDS };
+
+/* Bytes that a kernel has accessed. */
+struct sim_kernel_access {
+    uint64_t low, size;
+    uint32_t kind;
+    bool is_part; /* only a part of them */
+};
+
+struct sim_kernel_accesses {
+    struct sim_kernel_access *items; /* the caller frees them */
+    size_t count;
+};
+
 struct sim_kernel_run {
     const struct kernel *kernel;
     uint32_t grid[3], block[3];
@@ -67,6 +83,7 @@ struct sim_kernel_run {
     bool (*find_memory)(int device, uint64_t address, struct sim_kernel_memory *memory);
     /* Finds the memory that holds an address or is nearest to it, accessible or not; returns false without any. */
     bool (*find_nearest)(uint64_t address, struct sim_kernel_memory *memory);
+    struct sim_kernel_accesses *accesses; /* of global memory, which the run records; or NULL */
 };
 
 /* Runs a kernel. Returns 0, or CUDA's error with a sentence that says why. */

@@ -13,7 +13,8 @@ enum {
 /* X(flag, value). Flags of an access. */
 #define RACE_ACCESS_FLAGS(X)                                                                                           \
     X(RACE_WRITES, 1 << 0)                                                                                             \
-    X(RACE_PART, 1 << 1) /* only a part of it, which depends on values */
+    X(RACE_PART, 1 << 1) /* only a part of it, which depends on values */                                              \
+    X(RACE_ATOMIC, 1 << 2) /* two atomic accesses do not race */
 
 /* X(owner, value). Whose code is in a file: the program's; that of torch and of this package, whose lines say nothing; that of
  * other packages. */

@@ -51,6 +51,8 @@ struct race_hooks {
     void (*at_fill)(struct race_stream *stream, const void *target, size_t size);
     void (*at_collective)(void *handle, int device, const char *name, const void *source, size_t source_size,
                           const void *target, size_t target_size);
+    /* A kernel of another library has run, and has accessed this. The name lives as long as the process. */
+    void (*at_kernel)(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count);
     void (*at_launch)(struct race_stream *stream, void *world);
     void (*at_graph_end)(void *world);
     const struct race_functions *functions; /* for the engine; NULL unless races are to be reported */

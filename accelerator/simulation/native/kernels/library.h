@@ -18,6 +18,8 @@ struct span {
     u64 low, size;
 };
 
+#define NO_RANGE ((struct range){UINT64_MAX, 0}) /* no address is in it */
+
 /* A launch while it runs. */
 struct run {
     struct launch launch;
@@ -48,6 +50,7 @@ struct running_worker {
     _Atomic u32 is_busy; /* in a function that must not be interrupted */
     _Atomic bool is_interrupted;
     void *scheduler_stack; /* while a fiber runs: the stack pointer of the scheduler */
+    struct access_record *record; /* or NULL: accesses are not recorded */
     struct span recent[RECENT_SPANS];
     u32 recent_count;
 };
@@ -86,6 +89,12 @@ void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size,
 bool is_global(struct worker *worker, u64 address);
 u64 allocate(struct worker *worker, u64 size);
 void release(struct worker *worker, u64 address);
+
+/* recorded.c */
+struct access_record *new_access_record(const struct kernel *kernel); /* NULL without memory */
+void note_access(struct access_record *record, u64 address, u64 size, u32 access);
+void collect_accesses(struct access_record *record, struct sim_kernel_accesses *spans);
+void free_access_record(struct access_record *record);
 
 /* buffers.c */
 void *take_buffer(size_t size);

@@ -151,20 +151,25 @@ struct range find_range(struct worker *worker, u32 group, u64 address, u32 size_
     u64 size = 1ull << size_log2;
     char instruction[256], nearest[256];
     struct span span = {0};
-    bool is_found = find_in_launch(worker, address, &span) || find_global(worker, address, &span);
+    const bool is_in_launch = find_in_launch(worker, address, &span), is_found = is_in_launch || find_global(worker, address, &span);
     u64 low = (span.low + size - 1) & ~(size - 1);
+    if (is_found && !(address & (size - 1)) && address + size <= span.low + span.size) {
+        if (is_in_launch || !running(worker)->record)
+            return worker->ranges[group] = (struct range){low, (span.low + span.size - low - size) >> size_log2};
+        begin_uninterrupted(worker);
+        note_access(running(worker)->record, address, size, access);
+        end_uninterrupted(worker);
+        return worker->ranges[group] = NO_RANGE; /* the next access comes here too */
+    }
     describe_access(access_of(worker, access), instruction, sizeof instruction);
     if (is_found && address & (size - 1))
         fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %llu bytes at %#llx, which is no multiple of %llu", instruction,
              (unsigned long long)size, (unsigned long long)address, (unsigned long long)size);
-    if (!is_found || address + size > span.low + span.size) {
-        begin_uninterrupted(worker);
-        describe_nearest(running(worker), address, nearest, sizeof nearest);
-        end_uninterrupted(worker);
-        fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %llu bytes at %#llx%s", instruction, (unsigned long long)size,
-             (unsigned long long)address, nearest);
-    }
-    return worker->ranges[group] = (struct range){low, (span.low + span.size - low - size) >> size_log2};
+    begin_uninterrupted(worker);
+    describe_nearest(running(worker), address, nearest, sizeof nearest);
+    end_uninterrupted(worker);
+    fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "%s accesses %llu bytes at %#llx%s", instruction, (unsigned long long)size,
+         (unsigned long long)address, nearest);
 }
 
 void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size, u32 access_size, u32 access)

@@ -302,7 +302,7 @@ static u32 count_workers(const struct run *run)
     const struct sim_kernel_run *request = run->request;
     u64 threads = run->block_count * request->block[0] * request->block[1] * request->block[2];
     u32 count = request->cpu_count < MAX_WORKERS ? request->cpu_count : MAX_WORKERS;
-    if (threads < SMALL_LAUNCH || count < 1)
+    if (threads < SMALL_LAUNCH || count < 1 || request->accesses) /* one thread records accesses without locks */
         return 1;
     return count < run->block_count ? count : (u32)run->block_count;
 }
@@ -313,12 +313,16 @@ static struct running_worker *make_worker(struct run *run)
     struct running_worker *worker = calloc(1, size);
     if (!worker)
         return NULL;
+    if (run->request->accesses && !(worker->record = new_access_record(run->kernel))) {
+        free(worker);
+        return NULL;
+    }
     worker->run = run;
     worker->worker.launch = &run->launch;
     worker->worker.find_range = find_range;
     worker->worker.ranges = (struct range *)(worker + 1);
     for (u32 i = 0; i < run->kernel->range_groups; i++)
-        worker->worker.ranges[i] = (struct range){UINT64_MAX, 0};
+        worker->worker.ranges[i] = NO_RANGE;
     return worker;
 }
 
@@ -386,6 +390,10 @@ EXPORT int sim_kernel_run(const struct sim_kernel_run *request, char *message, u
     unwatch(&run);
     end_faults();
     fflush(stdout);
+    if (request->accesses) {
+        collect_accesses(run.workers[0]->record, request->accesses);
+        free_access_record(run.workers[0]->record);
+    }
     for (u32 i = 0; i < run.worker_count; i++)
         free(run.workers[i]);
     snprintf(message, message_size, "%s", run.message);

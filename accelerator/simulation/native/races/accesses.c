@@ -154,6 +154,8 @@ static void share_owner(struct access *first, struct access *second)
 
 static void compare(const struct world *world, struct access *old, struct access *access, const struct clock *clock)
 {
+    if (old->flags & access->flags & RACE_ATOMIC)
+        return;
     if (!((old->flags | access->flags) & RACE_WRITES) || old->stream == access->stream || old->compared == access)
         return;
     if (clock_covers(clock, (size_t)old->stream, old->time))
@@ -170,7 +172,8 @@ static void compare(const struct world *world, struct access *old, struct access
 /* Whether an access makes an older one of the same stream superfluous, within a segment. */
 static bool repeats(const struct access *access, bool is_dense, const struct access *old)
 {
-    if (access->stream != old->stream || (old->flags & RACE_WRITES && !(access->flags & RACE_WRITES)) || old->flags & RACE_PART)
+    if (access->stream != old->stream || (old->flags & RACE_WRITES && !(access->flags & RACE_WRITES)) || (old->flags | access->flags) & RACE_ATOMIC ||
+        old->flags & RACE_PART)
         return access->stream == old->stream && access->flags == old->flags && layouts_are_equal(&access->layout, &old->layout);
     return (is_dense && !(access->flags & RACE_PART)) || layouts_are_equal(&access->layout, &old->layout);
 }
@@ -199,7 +202,7 @@ void record_access(struct world *world, struct access *access, const struct cloc
         return;
     }
     const bool is_dense = layout_is_dense(&access->layout);
-    const bool replaces = is_dense && (access->flags & (RACE_WRITES | RACE_PART)) == RACE_WRITES;
+    const bool replaces = is_dense && (access->flags & (RACE_WRITES | RACE_PART | RACE_ATOMIC)) == RACE_WRITES;
     split_at(world, range.start);
     split_at(world, range.end);
     size_t index = first_segment(world, range.start);

@@ -20,6 +20,7 @@ static struct race_hooks hooks = {
     .after_copy = race_after_copy,
     .at_fill = race_at_fill,
     .at_collective = race_at_collective,
+    .at_kernel = race_at_kernel,
     .at_launch = race_at_launch,
     .at_graph_end = race_at_graph_end,
 };

@@ -10,6 +10,27 @@ static bool is_device_memory(const void *address)
     return !is_on_host(address, &is_known);
 }
 
+static void record_all(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count, int place,
+                       bool is_ignored)
+{
+    size_t index = 0;
+    pthread_mutex_lock(&race_lock);
+    struct world *world = world_of(stream);
+    const struct clock *clock = begin_work(world, stream, &index);
+    stream->queries = 0;
+    for (size_t i = 0; i < count; i++)
+        if (!is_ignored && is_device_memory((const void *)accesses[i].layout.address))
+            record(world, &accesses[i], index, clock, name, place);
+        else if (accesses[i].owner)
+            race_storages->release(accesses[i].owner);
+    pthread_mutex_unlock(&race_lock);
+}
+
+void race_at_kernel(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count)
+{
+    record_all(stream, name, accesses, count, place_of_thread(), false);
+}
+
 static void op(void *handle, int device, const char *name, struct race_access *accesses, size_t count, int place, int is_transfer)
 {
     struct race_stream *stream = race_runtime->find_stream(handle, device);
@@ -17,17 +38,7 @@ static void op(void *handle, int device, const char *name, struct race_access *a
         race_op = (struct race_op){accesses, count, name};
         return;
     }
-    size_t index = 0;
-    pthread_mutex_lock(&race_lock);
-    struct world *world = world_of(stream);
-    const struct clock *clock = begin_work(world, stream, &index);
-    stream->queries = 0;
-    for (size_t i = 0; i < count; i++)
-        if (!is_in_graph_call && is_device_memory((const void *)accesses[i].layout.address))
-            record(world, &accesses[i], index, clock, name, place);
-        else if (accesses[i].owner)
-            race_storages->release(accesses[i].owner);
-    pthread_mutex_unlock(&race_lock);
+    record_all(stream, name, accesses, count, place, is_in_graph_call);
 }
 
 /* Some versions of torch, such as 2.6, fill the seed and offset of random numbers when a capture starts and when a graph is

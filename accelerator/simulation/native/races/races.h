@@ -184,6 +184,7 @@ void race_after_copy(struct race_stream *stream, const struct copy *copy, bool i
 void race_at_fill(struct race_stream *stream, const void *target, size_t size);
 void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
                         const void *target, size_t target_size);
+void race_at_kernel(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count);
 void race_at_launch(struct race_stream *stream, void *captured);
 void race_at_graph_end(void *world);
 

@@ -100,7 +100,7 @@ static cudaError_t unless_refused_before(const struct event *event)
 {
     if (event->refusal != 0 && event->refusal == *driver->pending_refusal)
         return ERROR_NOT_SUPPORTED;
-    return *driver->failure_count != 0 ? read_failure(event->device) : SUCCESS;
+    return unless_broken(event->device);
 }
 
 EXPORT cudaError_t cudaEventQuery(void *handle)

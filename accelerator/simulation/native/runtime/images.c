@@ -106,6 +106,19 @@ static void add_part(struct program *program, const struct contents *contents)
     program->parts[program->part_count++] = contents->best;
 }
 
+/* Adds the modules of a text: one, or those of cuLinkComplete. */
+static void add_linked(struct program *program, const char *text)
+{
+    struct contents contents = {.architecture = program->architecture, .best.compression = PART_PLAIN};
+    for (const char *end; *text; text = *end ? end + strlen(SIM_MODULE_SEPARATOR) : end) {
+        end = strstr(text, SIM_MODULE_SEPARATOR);
+        end = end ? end : text + strlen(text);
+        contents.best.data = text;
+        contents.best.size = (uint64_t)(end - text);
+        add_part(program, &contents);
+    }
+}
+
 static void explain(struct program *program, const char *code)
 {
     char text[800] = "";
@@ -148,12 +161,13 @@ static void find_parts(struct program *program, const struct image *image)
         }
     } else if (((const struct fat_binary *)data)->magic == FAT_BINARY_MAGIC) {
         add_part(program, &contents);
-    } else if (memcmp(data, "\177ELF", 4) != 0 && strstr(data, ".version")) {
-        contents.architecture = program->architecture;
-        contents.best = (struct part){.data = data, .size = strlen(data), .compression = PART_PLAIN};
-        add_part(program, &contents);
+    } else if (memcmp(data, "\177ELF", 4) == 0) {
+        program->problem = strdup("simulated GPUs run kernels from PTX, and its module is machine code, as ptxas, nvJitLink and"
+                                  " NVRTC make it, for torch's jiterator too; load its PTX (nvrtcGetPTX), " REMEDY);
+    } else if (strstr(data, ".version")) {
+        add_linked(program, data);
     }
-    if (program->part_count == 0)
+    if (program->part_count == 0 && !program->problem)
         explain(program, code);
     for (size_t i = 0; i < program->part_count; i++)
         add_to_key(program->key, program->parts[i].data, program->parts[i].size);

@@ -24,7 +24,7 @@ struct part {
 struct translated {
     struct translated *next;
     struct program *program;
-    char *name;
+    char *name, *readable; /* the second one without mangling, once it is needed */
     pthread_mutex_t lock; /* held while it is translated */
     bool is_tried;
     bool is_reported;      /* that it cannot run */

@@ -20,14 +20,6 @@ static int device_count;
 
 _Thread_local int thread_device;
 
-/* Captures under way plus holders of unfinished work, one more while the error of a refused launch is pending, and one more in
- * a child of a process that used the runtime. The kernels of torch's ops read it before each op. */
-_Atomic int accelerator_simulation_needs_checks __attribute__((visibility("default")));
-
-/* What it points to is not zero once the machine has had a fault. The kernels of torch's ops read it too. */
-static _Atomic int never_used;
-_Atomic(_Atomic int *) accelerator_simulation_fault_flag __attribute__((visibility("default"))) = &never_used;
-
 static void disable_after_fork(void)
 {
     status = ERROR_NOT_INITIALIZED;

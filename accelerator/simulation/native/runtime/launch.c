@@ -123,7 +123,7 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(__func__, &device));
     const struct sim_launch shape = shape_of(grid, block, shared_memory);
-    return finish(launch(function, &shape, arguments, stream, device));
+    return finish_launch(launch(function, &shape, arguments, stream, device));
 }
 
 EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
@@ -133,7 +133,7 @@ EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3
     RETURN_IF_ERROR(enter_context(__func__, &device));
     struct sim_launch shape = shape_of(grid, block, shared_memory);
     shape.is_cooperative = true;
-    return finish(launch(function, &shape, arguments, stream, device));
+    return finish_launch(launch(function, &shape, arguments, stream, device));
 }
 
 /* Code compiled for CUDA 13 fetches a kernel once and launches it. Here a kernel is its host function. */
@@ -167,5 +167,5 @@ EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *config
         return fail(ERROR_INVALID_VALUE);
     struct sim_launch shape = shape_of(configuration->grid, configuration->block, configuration->shared_memory);
     read_launch_attributes(&shape, configuration->attributes, configuration->attribute_count);
-    return finish(launch(function, &shape, arguments, configuration->stream, device));
+    return finish_launch(launch(function, &shape, arguments, configuration->stream, device));
 }

@@ -12,6 +12,8 @@ EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int mi
     if (!stream)
         return ERROR_INVALID_HANDLE;
     RETURN_IF_ERROR(unless_broken(ordinal));
+    if (!stream->capture)
+        RETURN_IF_ERROR(unread_launch_error());
     if (stream->capture || stream->pending.count == 0)
         return stream->capture ? SUCCESS : unless_failed(ordinal);
     switch (pending_wait(&stream->pending, milliseconds)) {
@@ -34,7 +36,8 @@ EXPORT int accelerator_simulation_refusal(char *text, size_t size)
 EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    return stream && !stream->capture && stream->pending.count == 0 && unless_failed(ordinal) == SUCCESS;
+    return stream && !stream->capture && stream->pending.count == 0 && unread_launch_error() == SUCCESS &&
+           unless_failed(ordinal) == SUCCESS;
 }
 
 /* Counts an op for the faults, and returns their error or delays the stream. */
@@ -71,10 +74,10 @@ EXPORT void accelerator_simulation_flipped(int ordinal)
     driver->faults_flipped(driver->devices[ordinal].gpu);
 }
 
-/* An op has found what a kernel asserts on a GPU: from now on the context fails. */
-EXPORT void accelerator_simulation_assert_failed(int ordinal)
+/* An op has found what a kernel asserts on a GPU: from now on the context fails. Returns the error if ops wait for it. */
+EXPORT cudaError_t accelerator_simulation_assert_failed(int ordinal)
 {
-    driver->faults_break(driver->devices[ordinal].gpu, ERROR_ASSERT);
+    return driver->faults_break(driver->devices[ordinal].gpu, ERROR_ASSERT);
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */

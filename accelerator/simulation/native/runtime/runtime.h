@@ -34,9 +34,14 @@ extern const struct race_hooks *race_hooks; /* or NULL */
 extern const struct sim_driver *driver; /* NULL before load_driver() */
 cudaError_t load_driver(void);
 
+/* flags.c */
+extern _Atomic(_Atomic int *) accelerator_simulation_fault_flag; /* points to the machine's once the runtime is initialized */
+extern _Atomic int accelerator_simulation_needs_checks;
+
 /* errors.c */
 cudaError_t fail(cudaError_t error);
-cudaError_t read_failure(int device); /* of a kernel, which from then on every call on the device returns */
+cudaError_t finish_launch(cudaError_t error); /* like finish(), of a launch */
+cudaError_t unread_launch_error(void); /* of the thread, or SUCCESS */
 
 /* Returns its argument, and makes an error the thread's last error. Entry points return the result of this function. */
 static inline cudaError_t finish(cudaError_t error)
@@ -47,8 +52,6 @@ static inline cudaError_t finish(cudaError_t error)
 /* initialization.c */
 extern const struct sim_runtime *runtime_table; /* what the driver calls; set when the library is loaded */
 extern _Atomic bool is_ready_and_plain; /* the runtime is initialized, and no errors are injected */
-extern _Atomic(_Atomic int *) accelerator_simulation_fault_flag; /* points to the machine's once the runtime is initialized */
-extern _Atomic int accelerator_simulation_needs_checks;
 extern _Thread_local int thread_device; /* the device that the thread has chosen */
 
 cudaError_t enter_slowly(const char *function);
@@ -71,7 +74,7 @@ static inline bool has_faults(void)
     return __builtin_expect(atomic_load_explicit(are_used, memory_order_relaxed) != 0, 0);
 }
 
-/* The error of this process on the device, if a fault has broken its context. */
+/* The error of this process on the device, if a fault, a failed assertion or a failed kernel has broken its context. */
 static inline cudaError_t unless_broken(int ordinal)
 {
     return has_faults() ? driver->faults_error(driver->devices[ordinal].gpu) : SUCCESS;
@@ -86,16 +89,14 @@ static inline cudaError_t enter_context(const char *function, struct sim_device 
     RETURN_IF_ERROR(finish(unless_broken(current->ordinal)));
     if (device)
         *device = current;
-    return __builtin_expect(current->is_failure_known, 0) ? fail(current->failure) : SUCCESS;
+    return SUCCESS;
 }
 
 /* What copies, waits and queries return that have succeeded: the error of a refused launch that the program has not read, or
- * that of a kernel which has failed on the device. */
+ * that of the broken context. */
 static inline cudaError_t unless_failed(int device)
 {
-    if (__builtin_expect(*driver->pending_refusal != 0, 0))
-        return ERROR_NOT_SUPPORTED;
-    return __builtin_expect(*driver->failure_count != 0, 0) ? read_failure(device) : SUCCESS;
+    return __builtin_expect(*driver->pending_refusal != 0, 0) ? ERROR_NOT_SUPPORTED : unless_broken(device);
 }
 
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would

@@ -243,12 +243,42 @@ struct translated_launch {
     char parameters[]; /* as the kernel lays them out */
 };
 
+/* Tells race detection what a kernel has accessed. */
+static void note_accesses(struct stream *stream, const char *name, struct sim_kernel_accesses *accesses)
+{
+    static const int32_t flags[SIM_ACCESS_KINDS] = {
+        [SIM_WRITE] = RACE_WRITES, [SIM_ATOMIC_READ] = RACE_ATOMIC, [SIM_ATOMIC_WRITE] = RACE_ATOMIC | RACE_WRITES,
+    };
+    struct race_access *noted = calloc(accesses->count + 1, sizeof *noted);
+    for (size_t i = 0; i < accesses->count && noted; i++) {
+        const struct sim_kernel_access *access = &accesses->items[i];
+        noted[i] = (struct race_access){
+            .layout = {.address = access->low, .item_size = 1, .dims = 1, .sizes = {(int64_t)access->size}, .strides = {1}},
+            .flags = flags[access->kind] | (access->is_part ? RACE_PART : 0),
+        };
+    }
+    if (noted)
+        race_hooks->at_kernel(&stream->races, name, noted, accesses->count);
+    free(noted);
+    free(accesses->items);
+}
+
+/* A kernel's name as in its source. */
+static const char *readable_name(struct translated *kernel)
+{
+    pthread_mutex_lock(&kernel->lock);
+    if (!kernel->readable && !(kernel->readable = demangle(kernel->name)))
+        kernel->readable = kernel->name;
+    pthread_mutex_unlock(&kernel->lock);
+    return kernel->readable;
+}
+
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
-    struct sim_device *device = &driver->devices[stream->device];
     const struct translated_launch *launch = work->translated;
+    struct sim_kernel_accesses accesses = {0};
     char message[1200];
-    if (device->failure != SUCCESS) /* the GPU is lost: nothing runs on it */
+    if (unless_broken(stream->device) != SUCCESS) /* nothing runs in a broken context */
         return SUCCESS;
     const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
@@ -266,19 +296,19 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .timeout_setting = SETTING_KERNEL_TIMEOUT,
         .find_memory = find_accessible,
         .find_nearest = find_nearest,
+        .accesses = race_hooks && race_hooks->functions ? &accesses : NULL,
     };
     pthread_mutex_lock(&stream->running);
     int error = sim_kernel_run(&request, message, sizeof message);
     pthread_mutex_unlock(&stream->running);
-    if (error != SUCCESS) {
-        char *readable = demangle(launch->kernel->name);
-        const struct sim_error *known = sim_find_error(error);
-        fprintf(stderr, "accelerator: kernel %s on device %d fails (%s): %s\n", readable ? readable : launch->kernel->name,
-                stream->device, known ? known->runtime_name : "", message);
-        free(readable);
-        driver->fail_device(stream->device, error);
-    }
-    return SUCCESS;
+    if (request.accesses)
+        note_accesses(stream, readable_name(launch->kernel), request.accesses);
+    if (error == SUCCESS)
+        return SUCCESS;
+    const struct sim_error *known = sim_find_error(error);
+    fprintf(stderr, "accelerator: kernel %s on device %d fails (%s): %s\n", readable_name(launch->kernel), stream->device,
+            known ? known->runtime_name : "", message);
+    return driver->faults_break(driver->devices[stream->device].gpu, error);
 }
 
 static size_t launch_size(const struct translated *kernel)

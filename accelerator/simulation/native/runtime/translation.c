@@ -203,16 +203,18 @@ void *load_translation(const struct program *program, const char *kernel, char *
         *problem = strdup(reason);
         return NULL;
     }
-    if (access(path, F_OK) != 0 && (*problem = run_translator(program, kernel, path)))
-        return NULL;
-    if (!is_safe(path, false)) {
-        *problem = strdup("others may write its file in the directory for compiled kernels");
-        return NULL;
+    void *library = NULL;
+    const char *error = NULL;
+    for (int attempts = 2; !library && attempts > 0; attempts--) { /* another process may remove it from a full cache */
+        if (access(path, F_OK) != 0 && (*problem = run_translator(program, kernel, path)))
+            return NULL;
+        utimensat(AT_FDCWD, path, NULL, 0); /* the kernels that were used longest ago are removed first */
+        if (is_safe(path, false))
+            error = (library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) ? NULL : dlerror();
+        else
+            error = "others may write its file in the directory for compiled kernels";
     }
-    void *library = dlopen(path, RTLD_NOW | RTLD_LOCAL);
-    if (!library) {
-        const char *error = dlerror();
+    if (!library)
         *problem = strdup(error ? error : "its file cannot be loaded");
-    }
     return library;
 }

@@ -1,0 +1,89 @@
+/* libcuda.so.1: the linker. What it makes is the PTX of all inputs, which the runtime links when it translates a kernel. */
+#include "driver.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+enum { TYPE_PTX = 1 };
+static const char *const type_names[] = {"machine code", "PTX", "a fat binary", "an object file", "a library", "NVVM IR"};
+
+struct linked {
+    char *text; /* of all inputs, or NULL */
+    size_t size;
+};
+
+SIM_EXPORT CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, struct linked **linked)
+{
+    (void)count, (void)options, (void)values;
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!linked)
+        return ERROR_INVALID_VALUE;
+    *linked = calloc(1, sizeof **linked);
+    return *linked ? SUCCESS : ERROR_OUT_OF_MEMORY;
+}
+
+static CUresult add(struct linked *linked, unsigned type, const char *data, size_t size, const char *name)
+{
+    static const char separator[] = SIM_MODULE_SEPARATOR;
+    if (type != TYPE_PTX) {
+        fprintf(stderr, "cuLinkAddData: %s is %s, and simulated GPUs link PTX alone\n", name && *name ? name : "an input",
+                type < sizeof type_names / sizeof *type_names ? type_names[type] : "of an unknown type");
+        return ERROR_NOT_SUPPORTED;
+    }
+    size = strnlen(data, size);
+    char *text = realloc(linked->text, linked->size + sizeof separator + size);
+    if (!text)
+        return ERROR_OUT_OF_MEMORY;
+    memcpy(text + linked->size, data, size);
+    memcpy(text + linked->size + size, separator, sizeof separator);
+    linked->text = text;
+    linked->size += size + sizeof separator - 1;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuLinkAddData_v2(struct linked *linked, unsigned type, const void *data, size_t size, const char *name,
+                                     unsigned count, int *options, void **values)
+{
+    (void)count, (void)options, (void)values;
+    RETURN_IF_ERROR(enter_context(__func__));
+    return linked && data && size ? add(linked, type, data, size, name) : ERROR_INVALID_VALUE;
+}
+
+SIM_EXPORT CUresult cuLinkAddFile_v2(struct linked *linked, unsigned type, const char *path, unsigned count, int *options,
+                                     void **values)
+{
+    (void)count, (void)options, (void)values;
+    char *data;
+    size_t size;
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!linked || !path)
+        return ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(read_file(path, &data, &size));
+    const CUresult result = add(linked, type, data, size, path);
+    free(data);
+    return result;
+}
+
+SIM_EXPORT CUresult cuLinkComplete(struct linked *linked, void **image, size_t *size)
+{
+    RETURN_IF_ERROR(enter_context(__func__));
+    if (!linked || !image)
+        return ERROR_INVALID_VALUE;
+    if (!linked->text)
+        return ERROR_INVALID_IMAGE;
+    *image = linked->text;
+    if (size)
+        *size = linked->size + 1;
+    return SUCCESS;
+}
+
+SIM_EXPORT CUresult cuLinkDestroy(struct linked *linked)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    if (!linked)
+        return ERROR_INVALID_HANDLE;
+    free(linked->text);
+    free(linked);
+    return SUCCESS;
+}

@@ -1,0 +1,147 @@
+"""Races of kernels that are not torch's own: each access counts, so programs without a race report nothing."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+
+import pytest
+
+from tests.support import python, simulated_environment
+from tests.support.simulation import linux_only
+from tests.support.simulation_driver import needs_cuda_torch
+
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("extensions")]
+
+START = """
+import ctypes, torch
+from accelerator import simulation
+from tests.simulation.extensions.binaries import Binary
+from tests.simulation.extensions.texts import *
+
+n, side = 1000, torch.cuda.Stream()
+saxpy, totals = Binary(SAXPY).kernel("saxpy"), Binary(COUNTS)
+x, y, z = (torch.ones(n, device="cuda") for _ in range(3))
+torch.cuda.synchronize()
+
+def launch(x, y, count=n):
+    assert saxpy(4, 256, ctypes.c_float(2), x, y, ctypes.c_uint(count)) == 0
+
+def count(name, x):
+    assert totals.kernel(name)(4, 64, x) == 0
+"""
+REPORT = """
+for race in simulation.races():
+    print(race.first, race.second, race.is_possible, sep="|")
+"""
+
+
+def races(program: str) -> list[str]:
+    done = python(START + textwrap.dedent(program) + REPORT, simulated_environment(gpus=1, races="report"))
+    assert done.returncode == 0, done.stderr
+    return done.stdout.splitlines()
+
+
+RACY = {
+    "the kernel on a side stream writes what an op reads": (
+        """
+        with torch.cuda.stream(side):
+            launch(x, y)
+        y.sum()
+        """,
+        r"saxpy on stream 1 of cuda:0 writes it: .*|aten::sum on the default stream of cuda:0 reads it: .*|False",
+    ),
+    "an op writes what the kernel on a side stream reads": (
+        """
+        x.add_(1)
+        with torch.cuda.stream(side):
+            launch(x, y)
+        """,
+        r"aten::add_ on the default stream of cuda:0 writes it: .*|saxpy on stream 1 of cuda:0 reads it: .*|False",
+    ),
+    "two kernels write the last number alone": (
+        """
+        launch(x, y)
+        with torch.cuda.stream(side):
+            launch(x[n - 1:], y[n - 1:], 1)
+        """,
+        r"saxpy on the default stream of cuda:0 writes it: .*|saxpy on stream 1 of cuda:0 reads it: .*|False",
+    ),
+    "a replayed graph": (
+        """
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            launch(x, y)
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            graph.replay()
+        y.sum()
+        """,
+        r"saxpy on stream \d of cuda:0 writes it: .*|aten::sum on the default stream of cuda:0 reads it: .*|False",
+    ),
+    "atomic additions, and an op": (
+        """
+        with torch.cuda.stream(side):
+            count("add", x)
+        x.sum()
+        """,
+        r"add on stream 1 of cuda:0 writes it: .*|aten::sum on the default stream of cuda:0 reads it: .*|False",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RACY)
+def test_the_wrong_stream_is_found(name: str) -> None:
+    program, expected = RACY[name]
+    lines = races(program)
+    assert lines, "no race"
+    patterns = expected.split("|")
+    assert any(all(map(re.match, patterns, line.split("|"))) for line in lines), lines
+
+
+SILENT = {
+    "streams wait": """
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            launch(x, y)
+        torch.cuda.current_stream().wait_stream(side)
+        y.sum()
+        """,
+    "two kernels read the same": """
+        launch(x, y)
+        with torch.cuda.stream(side):
+            launch(x, z)
+            x.sum()
+        """,
+    "halves of one tensor": """
+        launch(x[:500], y[:500], 500)
+        with torch.cuda.stream(side):
+            launch(x[500:], y[500:], 500)
+        """,
+    "columns of one matrix": """
+        matrix = torch.zeros(64, 2, device="cuda")
+        torch.cuda.synchronize()
+        count("column", matrix)
+        with torch.cuda.stream(side):
+            count("column", matrix[:, 1:])
+        """,
+    "atomic additions on two streams": """
+        count("add", x)
+        with torch.cuda.stream(side):
+            count("add", x)
+        """,
+    "memory that is freed and recorded": """
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            launch(x, y)
+        y.record_stream(side)
+        del y
+        torch.cuda.synchronize()
+        y = torch.ones(n, device="cuda")
+        """,
+}
+
+
+@pytest.mark.parametrize("name", SILENT)
+def test_programs_without_a_race_report_nothing(name: str) -> None:
+    assert races(SILENT[name]) == []

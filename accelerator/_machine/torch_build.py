@@ -1,4 +1,4 @@
-"""The build of the installed torch, read from its ``version.py`` without importing it."""
+"""The build of the installed torch, from its ``version.py``; with plug-ins, what a child process that imports it says."""
 
 from __future__ import annotations
 

@@ -14,6 +14,7 @@ import os
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
+from ._drivers import driver_version
 from ._values import (
     Choice,
     ClockReasons,
@@ -95,7 +96,8 @@ class Setting(NamedTuple):
         readers: What reads its variable, if it has one: libraries by name; "kernels" is Python that torch loads in simulated
             processes, "python" is the other Python of this package.
         variable_name: The name of the variable without `PREFIX`, if that is not the name of the setting in upper case.
-        fallback: What libraries assume if the variable is unset; None if that is the text of the default.
+        fallback: What libraries assume if the variable is unset (``SETTING_X_DEFAULT`` in C); None if that is the text of the
+            default.
         is_read_early: Whether a process reads the variable while it imports torch, or may do so.
         is_set_by_user: Whether only users set the variable. An inner simulation keeps it.
     """
@@ -130,6 +132,7 @@ class Setting(NamedTuple):
 
 
 # The libraries that contain common/config.c.
+_NEWEST_CUDA = "13.2"  # the version of a driver without the setting; _drivers has its number
 _CONFIG = ("libcuda", "libnvidia-ml")
 
 PARAMETERS = (
@@ -205,7 +208,7 @@ PARAMETERS = (
             "the CUDA driver: present (the default), absent, old (older than torch needs) or broken (fails to start)", "STATE"
         ),
     ),
-    Setting("driver_cuda", CudaVersion(), readers=_CONFIG, fallback="13.2"),
+    Setting("driver_cuda", CudaVersion(), readers=_CONFIG, fallback=_NEWEST_CUDA),
     Setting(
         "nvml",
         Choice("present", "absent", "broken", "mismatch"),
@@ -339,7 +342,7 @@ _OPTIONS = (
 )
 _VARIABLES = (
     # Other settings decide these, or commands set them for the processes that they start.
-    Setting("driver_version", ValueType(), readers=_CONFIG, fallback="595.45.04"),
+    Setting("driver_version", ValueType(), readers=_CONFIG, fallback=driver_version(_NEWEST_CUDA)),
     # What the driver of each GPU reserves of its memory, in bytes.
     Setting("reserves", ValueType(), readers=_CONFIG, fallback="0"),
     # The number of a node of a cluster.

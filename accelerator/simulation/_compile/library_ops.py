@@ -25,6 +25,7 @@ _libraries: list[Any] = []  # the overrides end with their library
 
 
 def _compute(library: Any, name: str) -> None:
+    """Autograd knows nothing of what these ops change, on GPUs either: version counters stay."""
     library.impl(name, bindings.DispatchKey.CUDA, kernel_override(name))
 
 

@@ -1,4 +1,4 @@
-"""Version counters of tensors in lists that an op writes.
+"""Version counters of tensors in lists that an op of torch writes.
 
 Autograd's own kernels count changes of single tensors. For lists, CUDA's kernels count them, so their overrides must, too.
 """

@@ -1,4 +1,4 @@
-"""Reads what the simulated runtime sends: parts of fat binaries, which may be compressed."""
+"""Decompresses the PTX that the simulated runtime has found in fat binaries."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from .errors import Refused
 __all__ = ["LZ4", "PLAIN", "ZSTD", "decompress", "read_texts"]
 
 _HEADER = struct.Struct("<QQII")  # size, size of the text, how it is compressed, 0
-PLAIN, LZ4, ZSTD = range(3)
+PLAIN, LZ4, ZSTD = range(3)  # as in native/runtime/images.h
 
 
 def read_texts(file: BinaryIO) -> list[str]:

@@ -1,4 +1,4 @@
-/* libcuda.so.1: cuGetExportTable. NVIDIA's runtimes take undocumented tables of functions from it, which are not simulated. */
+/* libcuda.so.1: the entry point cuGetExportTable. NVIDIA's runtimes take undocumented tables of functions from it, which are not simulated. */
 #include "driver.h"
 
 #include <dlfcn.h>

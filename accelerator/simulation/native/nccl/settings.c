@@ -1,4 +1,4 @@
-/* NCCL: variables that a communicator reads, such as how long it waits for ranks that never join. */
+/* NCCL: reads the variables of a communicator; simulation/_settings.py has their defaults. */
 #include "nccl.h"
 
 #include <stdlib.h>

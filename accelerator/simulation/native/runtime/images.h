@@ -11,7 +11,7 @@
 #define REMEDY "give its op a CPU kernel (torch.library), or rehearse with --no-compute, where kernels do nothing"
 
 /* images.c */
-enum compression { PART_PLAIN, PART_LZ4, PART_ZSTD };
+enum compression { PART_PLAIN, PART_LZ4, PART_ZSTD }; /* as in _ptx/images.py */
 
 /* The PTX of a module. */
 struct part {

@@ -142,7 +142,8 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         else:
             device = self.device if self.is_cuda else src.device
             if streams_need_checks.value:
-                runtime.wait_for_pending(device)
+                # The runtime does a copy on one device when the work before it ends.
+                (runtime.check if self.device == src.device else runtime.wait_for_pending)(device)
             if has_faults():
                 runtime.begin_op(device)
             by_key(torch_key, self, src, non_blocking)

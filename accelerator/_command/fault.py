@@ -64,12 +64,12 @@ def main(argv: list[str]) -> int:
             parser.error(str(error))
     except SystemExit as stop:
         return int(stop.code or 0)
-    state = None if options.state is None else Path(options.state)
+    given = None if options.state is None else Path(options.state)
     try:
         if verb == "restart":
             assert node is not None  # checked above
             own = os.environ.get(_settings.variable("state"))
-            _faults.restart(node, Path(own) if own and state is None else state)
+            _faults.restart(node, Path(own) if own and given is None else given)
             return 0
         states = _states(state.state, node, is_for_all=verb == "status")
         for state in states:

@@ -47,7 +47,7 @@ def running_states(parent: Path) -> list[Path]:
 
 
 def ended_mark(state: Path) -> Path:
-    """Return the file that exists while a node of a cluster has failed and the others go on. To remove it starts the node again."""
+    """Return the file that exists while a node has failed and the others go on. Its removal starts the node again."""
     return state.with_name(state.name.replace("state", "ended"))
 
 

@@ -71,7 +71,7 @@ def main(argv: list[str]) -> int:
             own = os.environ.get(_settings.variable("state"))
             _faults.restart(node, Path(own) if own and given is None else given)
             return 0
-        states = _states(state.state, node, is_for_all=verb == "status")
+        states = _states(given, node, is_for_all=verb == "status")
         for state in states:
             if fault is not None:
                 _faults.add(state, fault)

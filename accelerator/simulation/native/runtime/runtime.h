@@ -286,6 +286,9 @@ cudaError_t wait_for_device(const struct sim_device *device);
 /* host.c. A function that only submits work to the stream starts before pending work ends. */
 cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work);
 
+/* ops.c. Counts an op or a kernel for the faults, and returns their error or delays the stream. */
+cudaError_t fail_or_delay(struct stream *stream);
+
 /* barrier.c, nan.c, spin.c: the kernels that run */
 extern const struct work_type barrier_kernel, nan_check, spin_kernel;
 

@@ -250,6 +250,8 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     char message[1200];
     if (device->failure != SUCCESS) /* the GPU is lost: nothing runs on it */
         return SUCCESS;
+    if (has_faults())
+        RETURN_IF_ERROR(fail_or_delay(stream));
     const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
         .kernel = launch->kernel->code,

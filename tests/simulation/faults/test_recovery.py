@@ -53,7 +53,7 @@ def train(folder: Path, faults: list[str], *, strategy: str = "ddp", restarts: i
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """The losses of a run without faults, by strategy."""
     found = {}
-    for strategy in ("ddp", "fsdp"):
+    for strategy in ("ddp", "fsdp", "pipeline"):
         run = train(tmp_path_factory.mktemp(strategy), [], strategy=strategy)
         assert run.status == 0, run.errors
         assert [*run.losses] == [*range(1, STEPS + 1)]
@@ -72,10 +72,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_restart_has_the_same_losses(tmp_path: Path, expected: dict[str, dict[int, str]], fault: str, strategy: str) -> None:
-    after = {"ddp": 20, "fsdp": 25}[strategy]
+    after = {"ddp": 20, "fsdp": 25, "pipeline": 20}[strategy]
     run = train(tmp_path, [f"{fault},gpu=1,after_collectives={after}"], strategy=strategy)
     assert run.status == 0, run.errors
     assert re.search(FAULTS[fault], run.errors), run.errors

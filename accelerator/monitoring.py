@@ -63,6 +63,8 @@ class Telemetry(NamedTuple):
         memory_temperature: degrees Celsius of the memory.
         fan_speed: percent of the maximum.
         throttled: whether the power cap, heat or a power brake reduces the clocks.
+        ecc_errors: uncorrectable memory errors since the driver was loaded.
+        recovery_action: what the driver recommends: "none", "reset", "reboot", "drain peers" or "drain and reset".
     """
 
     utilization: int | None
@@ -76,6 +78,8 @@ class Telemetry(NamedTuple):
     memory_temperature: int | None = None
     fan_speed: int | None = None
     throttled: bool | None = None
+    ecc_errors: int | None = None
+    recovery_action: str | None = None
 
 
 _current = discovery_cache.current

@@ -12,6 +12,8 @@ from . import terminal
 
 __all__ = ["main"]
 
+_VERBS = ("status", "clear", "reset", "restart")
+
 _DESCRIPTION = """\
 Break GPUs of a simulated machine while its programs run, and mend them.
 
@@ -22,6 +24,8 @@ commas or blanks. Other words:
   clear [gpu=N]     all causes are gone: hung GPUs go on, lost ones are back
   reset [gpu=N]     nvidia-smi --gpu-reset: ends errors of new processes, and
                     the contexts of those that use the GPU; not for a lost GPU
+  restart node=N    starts the command of a node again that has failed, with
+                    --on-node-failure continue; its GPUs stay as they are
 Errors of a process stay until it ends, as on a GPU."""
 
 
@@ -36,7 +40,7 @@ def main(argv: list[str]) -> int:
     """
     parser = terminal.Parser(
         prog="python -m accelerator fault",
-        usage="%(prog)s [--state FILE] WHAT... | status | clear | reset",
+        usage="%(prog)s [--state FILE] WHAT... | status | clear | reset | restart",
         description=_DESCRIPTION,
         formatter_class=argparse.RawDescriptionHelpFormatter,
         allow_abbrev=False,
@@ -45,11 +49,14 @@ def main(argv: list[str]) -> int:
     parser.add_argument("words", nargs="+", metavar="WHAT", help=argparse.SUPPRESS)
     try:
         options = parser.parse_args(argv)
-        verb, *rest = options.words
+        # The verb may follow the node: "node=1 restart".
+        verb, *rest = sorted(options.words, key=lambda word: word not in _VERBS)
         try:
-            if verb in ("status", "clear", "reset"):
+            if verb in _VERBS:
                 gpu, node = _fault_table.parse_gpu(rest)
                 fault = None
+                if verb == "restart" and (node is None or gpu is not None):
+                    raise ValueError("restart takes node=N")
             else:
                 fault = _fault_table.parse(",".join(options.words))
                 gpu, node = fault.gpu, int(fault.keys["node"]) if "node" in fault.keys else None
@@ -57,8 +64,14 @@ def main(argv: list[str]) -> int:
             parser.error(str(error))
     except SystemExit as stop:
         return int(stop.code or 0)
+    given = None if options.state is None else Path(options.state)
     try:
-        states = _states(options.state, node, is_for_all=verb == "status")
+        if verb == "restart":
+            assert node is not None  # checked above
+            own = os.environ.get(_settings.variable("state"))
+            _faults.restart(node, Path(own) if own and given is None else given)
+            return 0
+        states = _states(given, node, is_for_all=verb == "status")
         for state in states:
             if fault is not None:
                 _faults.add(state, fault)
@@ -73,14 +86,14 @@ def main(argv: list[str]) -> int:
     return 0
 
 
-def _states(given: str | None, node: int | None, *, is_for_all: bool) -> list[Path]:
+def _states(given: Path | None, node: int | None, *, is_for_all: bool) -> list[Path]:
     """Return the states of the machines that the command is for.
 
     Raises:
         RuntimeError: There is none, or there are several and the command does not say which.
     """
     if given is not None:
-        return [Path(given)]
+        return [given]
     states = _faults.find_states(os.environ.get(_settings.variable("state")))
     if node is not None:
         states = [state for state in states if state.name == f"state-{node}"]

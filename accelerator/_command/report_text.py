@@ -119,6 +119,8 @@ def _activity(devices: list[dict[str, Any]], color: bool) -> list[str]:
 def _activity_of(device: dict[str, Any]) -> tuple[Cell, ...]:
     used, total = device["memory_used"], device["total_memory"]
     state = [text for text, shown in (("slow", device["throttled"]), ("dead", device["usable"] is False)) if shown]
+    if device["recovery_action"] not in (None, "none"):
+        state.append(f"to {device['recovery_action'].removeprefix('drain and ')}")
     return (
         Cell(str(device["index"])),
         Cell("" if total is None else f"{_gib(used)} of {_gib(total)} GiB", _level(_share(device), *_MEMORY_LEVELS)),

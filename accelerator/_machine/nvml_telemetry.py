@@ -12,6 +12,9 @@ from .nvml import Handle, call, newest
 _GPU_SENSOR = 0
 _SM_CLOCK = 1
 _MEMORY_TEMPERATURE = 82  # NVML_FI_DEV_MEMORY_TEMP
+_RECOVERY_ACTION = 230  # NVML_FI_DEV_GET_GPU_RECOVERY_ACTION
+_ACTIONS = ("none", "reset", "reboot", "drain peers", "drain and reset")
+_UNCORRECTED, _VOLATILE = 1, 0
 _NODES_SCOPE = 0
 _NVLINK = 2  # NVML_P2P_CAPS_INDEX_NVLINK
 _P2P_OK, _P2P_UNKNOWN = 0, 6
@@ -50,12 +53,19 @@ _compute_processes: _Reader = newest(
 )
 
 
-def _memory_temperature(handle: Handle) -> int:
-    value = call("nvmlDeviceGetFieldValues", handle, [_MEMORY_TEMPERATURE])[0]
+def _field(handle: Handle, field: int) -> int:
+    value = call("nvmlDeviceGetFieldValues", handle, [field])[0]
     if value.nvmlReturn:
         raise NotSupported(f"NVML's field returned {value.nvmlReturn}")
-    celsius: int = value.value.uiVal
-    return celsius
+    number: int = value.value.uiVal
+    return number
+
+
+def _recovery_action(handle: Handle) -> str:
+    number = _field(handle, _RECOVERY_ACTION)
+    if number >= len(_ACTIONS):
+        raise NotSupported(f"NVML recommends {number}, which is not known")
+    return _ACTIONS[number]
 
 
 def _is_throttled(handle: Handle) -> bool:
@@ -105,12 +115,14 @@ _READERS: dict[str, _Reader] = {
     "utilization": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).gpu,
     "memory_usage": lambda handle: call("nvmlDeviceGetUtilizationRates", handle).memory,
     "temperature": _temperature,
-    "memory_temperature": _memory_temperature,
+    "memory_temperature": lambda handle: _field(handle, _MEMORY_TEMPERATURE),
     "power_draw": lambda handle: call("nvmlDeviceGetPowerUsage", handle),
     "power_limit": _power_limit,
     "fan_speed": lambda handle: call("nvmlDeviceGetFanSpeed", handle),
     "clock_rate": lambda handle: call("nvmlDeviceGetClockInfo", handle, _SM_CLOCK),
     "throttled": _is_throttled,
+    "ecc_errors": lambda handle: call("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _VOLATILE),
+    "recovery_action": _recovery_action,
     "processes": _processes,
     "numa_node": _numa_node,
 }

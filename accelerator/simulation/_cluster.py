@@ -9,18 +9,20 @@ import random
 import signal
 import socket
 import time
-from collections.abc import Generator, Iterable, Mapping
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from pathlib import Path
 
 from . import _run, _settings
 from ._guard import guarded
 from ._node_output import NodeOutput
+from ._state_folder import ended_mark
 
 __all__ = ["node_environments", "run"]
 
 # How long processes have to end after a signal before they get the next, stronger one.
 _GRACE_S = 10.0
 _POLL_S = 0.05
+_MARKS_POLL_S = 0.2
 _ADDRESS = "127.0.0.1"
 # Below the ports that Linux gives to outgoing connections, one of which could take the port before COMMAND listens on it.
 _PORTS = range(20000, 32000)
@@ -65,6 +67,7 @@ def run(caller: str, command: list[str], environments: list[dict[str, str]], *, 
 
     Signals that other processes send to this one are forwarded to all nodes. When a node fails, the others are ended, or go on
     and the exit status is that of the node that ends last.
+    If they go on, a node that failed is started again when its mark is removed (``_state_folder.ended_mark``).
     When all nodes have ended, the processes that their commands left behind are ended. If this process is killed, all end.
     The last line of stderr names the node that failed first, because the others may write much while they end.
 
@@ -77,13 +80,20 @@ def run(caller: str, command: list[str], environments: list[dict[str, str]], *, 
     with guarded() as variables, _run.handle_signals() as signals, NodeOutput() as output, _end_orphans():
         nodes: dict[int, int] = {}
         failure = 0
+        children = [{**child, **variables} for child in environments]
         try:
-            for node, child in enumerate(environments):
-                nodes[_start(node, command, {**child, **variables}, signals, output)] = node
+            for node, child in enumerate(children):
+                nodes[_start(node, command, child, signals, output)] = node
         except _run.CannotStart as problem:
             _run.report(caller, str(problem))
             failure = problem.status
-        status, cause = _wait(caller, nodes, failure, signals, goes_on=goes_on and not failure)
+        if not goes_on or failure:
+            status, cause = _wait(caller, nodes, failure, signals)
+        else:
+            marks = [ended_mark(Path(child[_settings.variable("state")])) for child in children]
+            status, cause = _wait(
+                caller, nodes, 0, signals, marks, lambda node: _start(node, command, children[node], signals, output)
+            )
     if cause:
         _run.report(caller, cause)
     return status
@@ -110,8 +120,23 @@ def _start(node: int, command: list[str], child: Mapping[str, str], signals: _ru
         return _run.start(command, child, signals, actions)
 
 
-def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signals, *, goes_on: bool) -> tuple[int, str]:
+def _wait(
+    caller: str,
+    nodes: dict[int, int],
+    failure: int,
+    signals: _run.Signals,
+    marks: Sequence[Path] = (),
+    start: Callable[[int], int] | None = None,
+) -> tuple[int, str]:
     """Wait until all nodes have ended.
+
+    Args:
+        caller: What runs it.
+        nodes: The number of each node's process.
+        failure: A status that ends the nodes, or 0.
+        signals: The blocked signals.
+        marks: If the other nodes go on, the file of each node that says that it has failed.
+        start: Starts a node again and returns its pid. None if the other nodes do not go on.
 
     Returns:
         The status of the first node that failed, or of the last if they go on, and what ended the others, if a node did.
@@ -119,12 +144,15 @@ def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signal
     cause = ""
     next_signal, send_at = signal.SIGTERM, None
     is_signalled = False
+    failed = set[int]()
     while True:
         for pid in list(nodes):
             ended, status = os.waitpid(pid, os.WNOHANG)
             if ended:
                 node, code = nodes.pop(pid), _run.shell_status(status)
-                if goes_on and code and nodes and not is_signalled:
+                if start is not None and code and nodes and not is_signalled:
+                    marks[node].touch()
+                    failed.add(node)
                     _run.report(caller, f"node {node} failed with status {code}; the others go on")
                     continue
                 if code and not failure and nodes and not is_signalled:
@@ -133,6 +161,15 @@ def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signal
                 failure = failure or code
         if not nodes:
             return failure, cause
+        if start is not None and not is_signalled:
+            for node in [node for node in failed if not marks[node].exists()]:
+                failed.remove(node)
+                _run.report(caller, f"node {node} starts again")
+                try:
+                    nodes[start(node)] = node
+                except _run.CannotStart as problem:
+                    _run.report(caller, str(problem))
+                    failure = problem.status
         if failure and send_at is None:
             # A signal that was forwarded has told the others to end: SIGTERM at once could end them while they tidy up.
             send_at = time.monotonic() + (_GRACE_S if is_signalled else 0.0)
@@ -140,6 +177,8 @@ def _wait(caller: str, nodes: dict[int, int], failure: int, signals: _run.Signal
             _send(next_signal, nodes)
             next_signal, send_at = signal.SIGKILL, time.monotonic() + _GRACE_S
         remaining = None if send_at is None else max(send_at - time.monotonic(), 0.0)
+        if failed:
+            remaining = _MARKS_POLL_S if remaining is None else min(remaining, _MARKS_POLL_S)
         received = signal.sigwaitinfo(signals.awaited) if remaining is None else signal.sigtimedwait(signals.awaited, remaining)
         if received is not None and received.si_signo != signal.SIGCHLD:
             is_signalled = True

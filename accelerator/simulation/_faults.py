@@ -15,7 +15,7 @@ from typing import Any
 from . import _fault_table, _settings
 from ._environment import is_simulated
 
-__all__ = ["add", "describe", "end", "find_states", "inject_fault", "unfired"]
+__all__ = ["add", "describe", "end", "find_states", "inject_fault", "restart", "unfired"]
 
 _TEXT_SIZE = 1 << 16
 _ANY_GPU = -1
@@ -60,6 +60,32 @@ def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
     """End the faults of one GPU or of all: as a reset of the GPU ends them, or all that is left of them."""
     number = _ANY_GPU if gpu is None else gpu
     _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset))
+
+
+def restart(node: int, state: Path | None) -> None:
+    """Start the command of a node again that has failed, while the other nodes go on.
+
+    Args:
+        node: The number of the node.
+        state: The state of a machine of the cluster; None for the one cluster that runs.
+
+    Raises:
+        RuntimeError: No such node has failed, or those of several clusters have.
+    """
+    import tempfile  # imported late, as below
+
+    from ._state_folder import ended_mark, ended_marks
+
+    if state is not None:
+        marks = [mark for mark in [ended_mark(state.with_name(f"state-{node}"))] if mark.exists()]
+    else:
+        marks = ended_marks(Path(tempfile.gettempdir()), node)
+    if len(marks) > 1:
+        names = ", ".join(str(mark.with_name(f"state-{node}")) for mark in marks)
+        raise RuntimeError(f"node {node} of several clusters has failed; name one by --state: {names}")
+    if not marks:
+        raise RuntimeError(f"no node {node} has failed in a cluster that runs with --on-node-failure continue")
+    marks[0].unlink()
 
 
 def describe(state: Path, *, only_unfired: bool = False) -> str:

@@ -40,11 +40,28 @@ def state_folder() -> Generator[Path, None, None]:
 def running_states(parent: Path) -> list[Path]:
     """Return the files of the states of all machines whose commands run, those of the nodes of a cluster in their order."""
     found: list[Path] = []
+    for folder in _running_folders(parent):
+        states = [path for path in folder.glob("state*") if re.fullmatch("state(-[0-9]+)?", path.name)]
+        found += sorted(states, key=lambda path: int(path.name.partition("-")[2] or 0))
+    return found
+
+
+def ended_mark(state: Path) -> Path:
+    """Return the file that exists while a node has failed and the others go on. Its removal starts the node again."""
+    return state.with_name(state.name.replace("state", "ended"))
+
+
+def ended_marks(parent: Path, node: int) -> list[Path]:
+    """Return the marks of the nodes with a number that have failed, of all clusters whose commands run."""
+    return [mark for folder in _running_folders(parent) for mark in folder.glob(f"ended-{node}")]
+
+
+def _running_folders(parent: Path) -> list[Path]:
+    found: list[Path] = []
     for lock in sorted(parent.glob(f"{_PREFIX}*/{_LOCK}")):
         with contextlib.suppress(OSError):  # it is another user's, or was removed just now
             if _is_locked(lock):
-                states = [path for path in lock.parent.glob("state*") if re.fullmatch("state(-[0-9]+)?", path.name)]
-                found += sorted(states, key=lambda path: int(path.name.partition("-")[2] or 0))
+                found.append(lock.parent)
     return found
 
 

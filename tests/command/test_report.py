@@ -26,8 +26,8 @@ from tests.support.discovery import BUILD, on_simulated_gpus
 KEYS = """schema version python host time torch accelerator available unavailable_reason initialized fork_safe simulated driver
     nvml environment devices hidden""".split()
 DEVICE_KEYS = """index physical_index name uuid pci_bus_id compute_capability total_memory memory_used utilization memory_usage
-    temperature power_draw clock_rate power_limit memory_temperature fan_speed throttled numa_node mig usable processes
-    problem""".split()
+    temperature power_draw clock_rate power_limit memory_temperature fan_speed throttled ecc_errors recovery_action numa_node
+    mig usable processes problem""".split()
 
 
 def run(environment: dict[str, str], *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -82,6 +82,8 @@ def test_json() -> None:
         "power_limit": 700000,
         "clock_rate": 1015,
         "throttled": False,
+        "ecc_errors": 0,
+        "recovery_action": "none",
         "numa_node": 0,
         "mig": None,
         "usable": None,
@@ -170,6 +172,16 @@ def test_throttled_device_is_marked() -> None:
     machine = simulated_environment(gpus=2, clock_reasons=[0x40, 0x1])  # thermal slowdown; idle
     assert [device["throttled"] for device in facts(machine)["devices"]] == [True, False]
     assert [line.split()[0] for line in text(machine).splitlines() if line.endswith("slow")] == ["0"]
+
+
+@on_simulated_gpus
+def test_what_a_failing_device_needs_is_said(tmp_path: Path) -> None:
+    faults = ["xid=63,gpu=1", "xid=64,gpu=2", "xid=92,gpu=3"]
+    machine = simulated_environment(gpus=4, state=tmp_path / "state", faults=faults)
+    document = json.loads(run(machine, "--json").stdout)  # its stderr has the log of the kernel
+    actions = [(device["ecc_errors"], device["recovery_action"]) for device in document["devices"]]
+    assert actions == [(0, "none"), (0, "drain and reset"), (0, "reset"), (0, "none")]
+    assert [line.split()[0] for line in text(machine).splitlines() if line.endswith("to reset")] == ["1", "2"]
 
 
 @on_simulated_gpus

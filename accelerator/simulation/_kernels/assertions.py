@@ -13,7 +13,7 @@ import torch
 
 from . import runtime
 
-__all__ = ["fail", "is_failed", "may_assert", "with_valid_indices"]
+__all__ = ["fail", "is_failed", "may_assert", "with_valid_values"]
 
 _SIZES = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
 _SELECT = "srcIndex < srcSelectDimSize"
@@ -41,12 +41,18 @@ _ASSERTIONS = {
     "multilabel_margin_loss": ("MultiLabelMarginCriterion.cu", "target >= 0 && target < dim"),
     "max_unpool": ("MaxUnpooling.cu", "maxind >= 0 && maxind < outputImageSize"),
     "binary_cross_entropy": ("Loss.cu", "input_val >= zero && input_val <= one"),
+    "multinomial": ("MultinomialKernel.cu", "! (val < zero)"),
+    "bernoulli": ("DistributionTemplates.h", "0 <= p1 && p1 <= 1"),
+    "poisson": ("Distributions.cu", 'lambda >= 0 && "invalid Poisson rate, expected rate to be non-negative"'),
     "_assert_async": ("TensorCompare.cu", "input[0] != 0"),
 }
+# What multinomial's kernel asserts of a distribution whose sum is 0 or no number.
+_SUM = "cumdist[size - 1] > static_cast<scalar_t>(0)"
 _VALUES = re.compile(
     r"index -?\d+ is out of bounds for dimension|index out of range in self|which is not in the valid range"
     r"|out of range: tried to access index|Target -?\d+ is out of bounds|target out of range|'target' is out of range"
     r"|Found an invalid max index|all elements of (input|target) should be between 0 and 1|index out of bounds: "
+    r"|invalid multinomial distribution|Expected p_in >= 0 && p_in <= 1|invalid Poisson rate"
 )
 
 
@@ -72,17 +78,19 @@ def fail(op: str, error: Exception, device: torch.device) -> None:
     """
     file, assertion = _find(op) or ("compiled code", "index out of bounds")
     text = str(error).partition("\n")[0].rstrip(".")
+    if "infinity or NaN" in text or "sum of probabilities" in text:
+        assertion = _SUM
     line = f"{file}: {op}: block: [0,0,0], thread: [0,0,0] Assertion `{assertion}` failed. ({text})"
     print(line, file=sys.stderr, flush=True)
     if runtime.library.accelerator_simulation_assert_failed(device.index):
         runtime.raise_error(device)
 
 
-def with_valid_indices(value: Any) -> Any:
-    """Return arguments with zeros in place of their integers, so that the CPU's kernel makes results for a failed call."""
+def with_valid_values(value: Any) -> Any:
+    """Return arguments with zeros and ones as numbers, so that the CPU's kernel makes results for a failed call."""
     if isinstance(value, torch.Tensor):
         is_integer = not (value.is_floating_point() or value.is_complex() or value.dtype == torch.bool)
-        return torch.zeros_like(value) if is_integer else value.clamp(0, 1) if value.is_floating_point() else value
+        return torch.zeros_like(value) if is_integer else torch.ones_like(value) if value.is_floating_point() else value
     if isinstance(value, (list, tuple)):
-        return type(value)(map(with_valid_indices, value))
-    return {name: with_valid_indices(each) for name, each in value.items()} if isinstance(value, dict) else value
+        return type(value)(map(with_valid_values, value))
+    return {name: with_valid_values(each) for name, each in value.items()} if isinstance(value, dict) else value

@@ -67,14 +67,18 @@ def _fail_on_device(call: Call, error: Exception, cpu_args: list[Any], cpu_kwarg
     """Break the context, and return results of other values: nobody can read them, but torch needs them."""
     assert call.device is not None
     name = call.op.short_name
+    computed, problem = None, None
+    if not name.startswith("_assert_async"):
+        try:
+            call.undraw()  # before the context is broken, whose generators cannot be read
+            computed = call.compute(assertions.with_valid_values(cpu_args), assertions.with_valid_values(cpu_kwargs))
+        except (RuntimeError, IndexError) as invalid:  # there are no valid indices, of a dimension without elements
+            problem = invalid
     assertions.fail(name, error, call.device)
-    if name.startswith("_assert_async"):
-        return None
-    try:
-        return call.compute(assertions.with_valid_indices(cpu_args), assertions.with_valid_indices(cpu_kwargs))
-    except (RuntimeError, IndexError):  # there are no valid indices, of a dimension without elements
+    if problem is not None:
         runtime.raise_error(call.device)
-        raise
+        raise problem
+    return computed
 
 
 def spans_devices(tensors: Any) -> bool:
@@ -142,7 +146,8 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
         else:
             device = self.device if self.is_cuda else src.device
             if streams_need_checks.value:
-                runtime.wait_for_pending(device)
+                # The runtime does a copy on one device when the work before it ends.
+                (runtime.check if self.device == src.device else runtime.wait_for_pending)(device)
             if has_faults():
                 runtime.begin_op(device)
             by_key(torch_key, self, src, non_blocking)

@@ -12,6 +12,7 @@ from . import bindings
 
 __all__ = [
     "begin_op",
+    "check",
     "flip_bit",
     "has_faults",
     "library",
@@ -88,11 +89,21 @@ def wait_for_pending(device: torch.device) -> None:
     Raises:
         RuntimeError: a kernel was refused, and the program has not read the error.
     """
+    while not check(device, _WAIT_MS):
+        pass
+
+
+def check(device: torch.device, milliseconds: int = 0) -> bool:
+    """Wait at most so long for the collectives that the device's current stream waits for, and return whether they have ended.
+
+    Raises:
+        RuntimeError: a kernel was refused, and the program has not read the error.
+    """
     raise_in_bad_fork()
     index = device.index
-    stream = bindings.current_stream(index)
-    while (error := library.accelerator_simulation_wait(stream, index, _WAIT_MS)) == _NOT_READY:
-        pass
+    error = library.accelerator_simulation_wait(bindings.current_stream(index), index, milliseconds)
+    if error == _NOT_READY:
+        return False
     if error == _NOT_SUPPORTED:
         _raise_refusal()
     if error:
@@ -100,6 +111,7 @@ def wait_for_pending(device: torch.device) -> None:
         launch: Callable[[int], None] = torch.cuda._sleep
         launch(0)  # torch then raises the error of an earlier launch that nobody has read
         torch.cuda.check_error(error)
+    return True
 
 
 def _raise_refusal() -> None:

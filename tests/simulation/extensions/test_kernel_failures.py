@@ -200,6 +200,46 @@ def test_printf_and_nan_in_shared_memory() -> None:
     assert lines == ["496", "x = 5", "x = 5", str(496 - 32)]  # integers of NaN bytes are -1
 
 
+def test_slow_and_hung_gpus_delay_kernels_and_errors_count_them() -> None:
+    program = """
+        import time
+        from accelerator import simulation
+
+        saxpy, n, two = Binary(SAXPY).kernel("saxpy"), ctypes.c_uint(1000), ctypes.c_float(2)
+        memory = [torch.zeros(1000, device=f"cuda:{gpu}") for gpu in range(3)]
+
+        def launch(gpu, times=1):
+            with torch.cuda.device(gpu):
+                for _ in range(times):
+                    assert saxpy(4, 256, two, memory[gpu], memory[gpu], n) == 0
+                return times
+
+        launch(0)
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        simulation.inject_fault("slow=100ms,gpu=0")
+        start.record()
+        launch(0, 3)
+        end.record()
+        end.synchronize()
+        print(300 <= start.elapsed_time(end) < 2000)
+        begin = time.monotonic()
+        simulation.inject_fault("hang,gpu=1,for=1")
+        launch(1)
+        torch.cuda.synchronize(1)
+        print(time.monotonic() - begin >= 1)
+        simulation.inject_fault("xid=94,gpu=2,after_ops=2")
+        launch(2, 2)
+        torch.cuda.synchronize(2)
+        launch(2)
+        try:
+            torch.cuda.synchronize(2)
+        except RuntimeError as failure:
+            print(str(failure).splitlines()[0])
+    """
+    lines, errors = run_program(program, gpus=3)
+    assert lines == ["True", "True", "CUDA error: uncorrectable ECC error encountered"], errors
+
+
 def test_kernels_do_nothing_without_computation_and_fail_if_they_are_refused() -> None:
     program = """
         x, y = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")

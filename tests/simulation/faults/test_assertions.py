@@ -43,6 +43,13 @@ CALLS = {
     "nll_loss_forward": ("t >= 0 && t < n_classes", "F.cross_entropy(x[:1], bad)"),
     "nll_loss2d_forward": ("t >= 0 && t < n_classes", "F.nll_loss(x[None, :, :, None], bad.expand(1, 4, 1))"),
     "binary_cross_entropy": ("input_val >= zero && input_val <= one", "F.binary_cross_entropy(x + 1, x)"),
+    "multinomial": ("! (val < zero)", "torch.multinomial(x - bad, 2, replacement=True)"),
+    "multinomial without a sum": ("cumdist[size - 1] > ", "torch.multinomial(x * (bad == 0), 2, replacement=True)"),
+    "multinomial of infinity": ("cumdist[size - 1] > ", "torch.multinomial(x / (bad == 0), 2, replacement=True)"),
+    "bernoulli_ out of place": ("0 <= p1 && p1 <= 1", "torch.bernoulli(x + bad)"),
+    "bernoulli_": ("0 <= p1 && p1 <= 1", "x.bernoulli_(x + bad)"),
+    "bernoulli_ of nan": ("0 <= p1 && p1 <= 1", "torch.bernoulli(0 / (bad == 0))"),
+    "poisson": ("invalid Poisson rate", "torch.poisson(-x * bad)"),
     "_assert_async": ("input[0] != 0", "torch._assert_async(x[0, 0] != x[0, 0])"),
 }
 
@@ -56,9 +63,10 @@ def run(program: str, **variables: str) -> tuple[list[str], str]:
 @pytest.mark.parametrize("op", CALLS)
 def test_the_call_returns_and_the_next_one_raises(op: str) -> None:
     assertion, call = CALLS[op]
+    valid = call.replace("(bad == 0)", "x").replace("bad", "torch.zeros_like(bad)").replace("x + 1", "x")
     program = f"""
 try:
-    {call.replace("bad", "torch.zeros_like(bad)").replace("x + 1", "x").replace("!=", "==").replace("+ 90", "+ 1")}
+    {valid.replace("!=", "==").replace("+ 90", "+ 1")}
 except IndexError:
     pass
 print(error(lambda: {call}))

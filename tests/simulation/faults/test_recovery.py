@@ -39,6 +39,7 @@ def train(folder: Path, faults: list[str], *, strategy: str = "ddp", restarts: i
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
     command += ["--max-restarts", str(restarts), str(PROGRAM), str(folder), strategy]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
+    environment |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}  # which take a minute
     begin = time.monotonic()
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False
@@ -52,7 +53,7 @@ def train(folder: Path, faults: list[str], *, strategy: str = "ddp", restarts: i
 def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[int, str]]:
     """The losses of a run without faults, by strategy."""
     found = {}
-    for strategy in ("ddp", "fsdp"):
+    for strategy in ("ddp", "fsdp", "pipeline"):
         run = train(tmp_path_factory.mktemp(strategy), [], strategy=strategy)
         assert run.status == 0, run.errors
         assert [*run.losses] == [*range(1, STEPS + 1)]
@@ -71,10 +72,10 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp"])
+@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_restart_has_the_same_losses(tmp_path: Path, expected: dict[str, dict[int, str]], fault: str, strategy: str) -> None:
-    after = {"ddp": 20, "fsdp": 25}[strategy]
+    after = {"ddp": 20, "fsdp": 25, "pipeline": 20}[strategy]
     run = train(tmp_path, [f"{fault},gpu=1,after_collectives={after}"], strategy=strategy)
     assert run.status == 0, run.errors
     assert re.search(FAULTS[fault], run.errors), run.errors
@@ -95,7 +96,8 @@ def test_a_slow_gpu_changes_no_loss(tmp_path: Path, expected: dict[str, dict[int
 
 
 def test_a_flipped_bit_changes_losses_and_says_nothing(tmp_path: Path, expected: dict[str, dict[int, str]]) -> None:
-    run = train(tmp_path, ["flip=29,gpu=1,after_ops=200"])
+    # Many: which op has which number differs between versions of torch, and the results of some do not matter.
+    run = train(tmp_path, [f"flip=29,gpu=1,after_ops={number}" for number in range(100, 200, 7)])
     assert run.status == 0, run.errors
     assert run.losses != expected["ddp"]
     assert "rror" not in run.errors, run.errors

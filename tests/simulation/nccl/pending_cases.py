@@ -147,7 +147,6 @@ WAITS: dict[str, Callable[[torch.Tensor], object]] = {
     "in_place": lambda tensor: tensor.zero_(),
     "to_host": lambda tensor: tensor.cpu(),
     "from_host": lambda tensor: tensor.copy_(torch.zeros(tensor.shape)),
-    "device_copy": lambda tensor: tensor.clone(),
     "item": lambda tensor: tensor[0].item(),
     "synchronize": lambda tensor: torch.cuda.synchronize(),
     "stream": lambda tensor: torch.cuda.current_stream().synchronize(),
@@ -381,7 +380,29 @@ def abort(place: Place, wait: str) -> list[str]:
     return events
 
 
-def timeout(place: Place) -> None:
+def copies(place: Place) -> bool:
+    """Copies on the device wait for a collective, and the host does not wait for them."""
+    store = start(place)
+    tensor = ranks_tensor(place)
+    copied, again = torch.zeros_like(tensor), torch.zeros(2, 500, device="cuda")
+    event = torch.cuda.Event()
+    if is_last(place):
+        store.wait([f"called {rank}" for rank in range(place.ranks - 1)])
+    dist.all_reduce(tensor)
+    copied.copy_(tensor)
+    again[1].copy_(copied[500:])
+    event.record()
+    if not is_last(place):
+        assert not event.query()
+        store.set(f"called {place.rank}", "")
+    tensor.zero_()
+    assert (copied.cpu() == total(place)).all()
+    assert (again.cpu() == torch.tensor([[0.0], [total(place)]])).all()
+    assert event.query()
+    return True
+
+
+def timeout(place: Place, collective: str) -> None:
     """The last rank never calls the collective. The watchdogs of the others end their processes."""
     store = start(place, timeout=timedelta(seconds=1))
     if is_last(place):
@@ -389,7 +410,11 @@ def timeout(place: Place) -> None:
             wait_for_end(int(store.get(f"process {rank}")))
         return
     store.set(f"process {place.rank}", str(os.getpid()))
-    dist.all_reduce(ranks_tensor(place))
+    tensor = ranks_tensor(place)
+    if collective == "all_gather":
+        dist.all_gather([torch.empty_like(tensor) for _ in range(place.ranks)], tensor)
+    else:
+        dist.all_reduce(tensor)
     torch.cuda.synchronize()
     signal.pause()
 

@@ -452,6 +452,9 @@ class TestPendingWork:
     def test_access_to_pending_memory_waits(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.waits", 2) == [[], []]
 
+    def test_copies_wait_beside_the_host(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.copies", 2) == [True] * 2
+
     @pytest.mark.slow
     @needs_compiled_code
     def test_compiled_code_waits(self, torch_ranks: Ranks) -> None:
@@ -516,8 +519,13 @@ class TestWatchdog:
 
     @TWO_AND_FOUR
     def test_the_timeout_of_a_process_group(self, torch_ranks: Ranks, count: int) -> None:
-        *timed_out, last = torch_ranks.reports("pending.timeout", count, QUICKLY)
+        *timed_out, last = torch_ranks.reports("pending.timeout", count, QUICKLY, collective="all_reduce")
         assert timed_out == [{"exit": -signal.SIGABRT}] * (count - 1)
+        assert last["value"] is None
+
+    def test_the_timeout_of_a_collective_that_copies_its_results(self, torch_ranks: Ranks) -> None:
+        timed_out, last = torch_ranks.reports("pending.timeout", 2, QUICKLY, collective="all_gather")
+        assert timed_out == {"exit": -signal.SIGABRT}
         assert last["value"] is None
 
     @TWO_AND_FOUR

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 from pathlib import Path
 from typing import Any
@@ -136,3 +137,21 @@ def test_nvidia_smi_names_a_lost_gpu_and_shows_the_others(tmp_path: Path) -> Non
     assert status == 0
     assert lines[0] == lost
     assert sum("Simulated GPU" in line for line in lines) == 1
+
+
+def test_nvidia_smi_tells_all_of_a_gpu_and_names_a_lost_one(tmp_path: Path) -> None:
+    child = simulated_environment(gpus=3, state=tmp_path / "state", faults=["xid=79,gpu=0", "xid=63,gpu=1", "xid=92,gpu=1"])
+    status, lines = smi(child, "-q")
+    assert status == 0
+    assert lines[0] == "Unable to determine the device handle for GPU 0: GPU is lost.  Reboot the system to recover this GPU"
+    assert lines[2] == "==============NVSMI LOG=============="
+    gpus = "\n".join(lines).split("\nGPU ")[1:]
+    assert [gpu.partition("\n")[0] for gpu in gpus] == ["00000000:02:00.0", "00000000:03:00.0"]
+    values = [dict(re.findall(r"^ *(\S.*?) *: (.*)$", gpu, re.MULTILINE)) for gpu in gpus]
+    recovery = [value["GPU Recovery Action"] for value in values]
+    assert recovery == ["Drain and Reset", "None"]
+    assert "        Volatile\n            DRAM Correctable              : 1\n            DRAM Uncorrectable            : 0" in gpus[0]
+    assert "        Uncorrectable Error               : 1\n        Pending                           : Yes" in gpus[0]
+    assert [value["GPU Current Temp"] for value in values] == ["31 C", "32 C"]
+    assert "Attached GPUs                             : 3" in lines
+    assert smi(child, "-q", "-i", "2")[1].count("    ECC Errors") == 1

@@ -3,17 +3,33 @@
 
 #include <string.h>
 
+void copy_rows(const struct copy *copy)
+{
+    char *target = copy->target;
+    const char *source = copy->source;
+    for (size_t row = 0; row < copy->height; row++) {
+        memmove(target, source, copy->width);
+        target += copy->target_pitch;
+        source += copy->source_pitch;
+    }
+}
+
+static bool is_on_devices(const struct copy *copy)
+{
+    return is_device_memory(copy->target) && is_device_memory(copy->source);
+}
+
 static cudaError_t copy(struct stream *stream, const struct work *work)
 {
-    (void)stream;
-    char *target = work->copy.target;
-    const char *source = work->copy.source;
-    for (size_t row = 0; row < work->copy.height; row++) {
-        memmove(target, source, work->copy.width);
-        target += work->copy.target_pitch;
-        source += work->copy.source_pitch;
-    }
+    if (__builtin_expect(stream->pending.count != 0, 0) && is_on_devices(&work->copy))
+        return copy_later(stream, &work->copy);
+    copy_rows(&work->copy);
     return SUCCESS;
+}
+
+static cudaError_t prepare_copy(struct stream *stream, const struct work *work)
+{
+    return is_on_devices(&work->copy) ? SUCCESS : wait_for_earlier_work(stream, work);
 }
 
 static cudaError_t fill(struct stream *stream, const struct work *work)
@@ -41,7 +57,7 @@ static cudaError_t check_direction(int direction)
 
 static cudaError_t copy_in_stream(void *handle, const struct sim_device *device, const struct copy *copied, bool is_synchronous)
 {
-    static const struct work_type copying = {.node = "MEMCPY", .run = copy, .prepare = wait_for_earlier_work};
+    static const struct work_type copying = {.node = "MEMCPY", .run = copy, .prepare = prepare_copy};
     struct stream *stream = find_stream(handle, device);
     if (!stream)
         return ERROR_INVALID_HANDLE;

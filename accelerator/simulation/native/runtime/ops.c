@@ -40,8 +40,7 @@ EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
            unless_failed(ordinal) == SUCCESS;
 }
 
-/* Counts an op for the faults, and returns their error or delays the stream. */
-static cudaError_t fail_or_delay(struct stream *stream)
+cudaError_t fail_or_delay(struct stream *stream)
 {
     const struct fault_effect effect = driver->faults_at_op(driver->devices[stream->device].gpu);
     if (effect.error == SUCCESS && (effect.delay || effect.until)) {

@@ -9,7 +9,17 @@
 
 _Atomic int waiting_count;
 
+/* A copy between addresses of devices that is done when the work before it has ended. */
+struct later_copy {
+    struct pending_queue queue; /* of this copy alone */
+    struct pending before;
+    struct copy copy;
+    bool is_dropped; /* work before it was aborted */
+    struct later_copy *next;
+};
+
 static struct pending *waiting; /* all with items */
+static struct later_copy *later_copies;
 static struct pending devices[SIM_MAX_GPUS];
 static pthread_mutex_t lock;
 static pthread_cond_t changed;
@@ -35,6 +45,7 @@ static void reset_in_child(void)
     }
     accelerator_simulation_needs_checks -= waiting_count;
     waiting_count = 0;
+    later_copies = NULL;
 }
 
 IN_FORKED_CHILD(reset_in_child)
@@ -109,6 +120,46 @@ static void remove_items(struct pending_queue *queue, uint64_t sequence)
         pending->count = left;
     }
     pthread_cond_broadcast(&changed);
+}
+
+static bool waits_for(const struct pending *pending, const struct pending_queue *queue)
+{
+    for (int i = 0; i < pending->count; i++)
+        if (pending->items[i].queue == queue)
+            return true;
+    return false;
+}
+
+/* The memory of a copy may be freed as soon as the work before it is aborted. */
+static void drop_copies_after(const struct pending_queue *queue)
+{
+    for (struct later_copy *copy = later_copies; copy; copy = copy->next)
+        if (!copy->is_dropped && waits_for(&copy->before, queue)) {
+            copy->is_dropped = true;
+            drop_copies_after(&copy->queue);
+        }
+}
+
+static struct later_copy *take_next_copy(void)
+{
+    for (struct later_copy **link = &later_copies; *link; link = &(*link)->next)
+        if ((*link)->before.count == 0) {
+            struct later_copy *found = *link;
+            *link = found->next;
+            return found;
+        }
+    return NULL;
+}
+
+static void do_copies(void)
+{
+    for (struct later_copy *next; (next = take_next_copy());) {
+        if (!next->is_dropped)
+            copy_rows(&next->copy);
+        remove_items(&next->queue, UINT64_MAX);
+        clear(&next->before);
+        free(next);
+    }
 }
 
 static bool has_failed(const struct pending *pending)
@@ -192,6 +243,16 @@ void pending_complete(struct pending_queue *queue, uint64_t sequence)
 {
     pthread_mutex_lock(&lock);
     remove_items(queue, sequence);
+    do_copies();
+    pthread_mutex_unlock(&lock);
+}
+
+void pending_release(struct pending_queue *queue)
+{
+    pthread_mutex_lock(&lock);
+    drop_copies_after(queue);
+    remove_items(queue, UINT64_MAX);
+    do_copies();
     pthread_mutex_unlock(&lock);
 }
 
@@ -250,6 +311,31 @@ void drop_pending(struct pending *pending)
 {
     if (pending->items)
         pending_clear(pending);
+}
+
+/* torch copies results of a collective before its watchdog knows of the collective: a host that waited here would never see its
+ * timeout. */
+cudaError_t copy_later(struct stream *stream, const struct copy *copy)
+{
+    struct later_copy *later = calloc(1, sizeof *later);
+    if (!later)
+        return ERROR_OUT_OF_MEMORY;
+    later->copy = *copy;
+    pthread_mutex_lock(&lock);
+    const struct pending_item item = {&later->queue, ++later->queue.submitted};
+    if (!add_items(&later->before, &stream->pending) || !add_item(&stream->pending, item) ||
+        !add_item(&devices[stream->device], item)) {
+        remove_items(&later->queue, UINT64_MAX);
+        clear(&later->before);
+        free(later);
+        later = NULL;
+    } else {
+        later->next = later_copies;
+        later_copies = later;
+        do_copies(); /* the work before it may have ended meanwhile */
+    }
+    pthread_mutex_unlock(&lock);
+    return later ? SUCCESS : ERROR_OUT_OF_MEMORY;
 }
 
 /* Other processes cannot see the items of a shared event, so the host waits here. */

@@ -1,11 +1,6 @@
 /* The CUDA runtime: the table that pending.h declares. */
 #include "runtime.h"
 
-static void release_queue(struct pending_queue *queue)
-{
-    pending_complete(queue, UINT64_MAX);
-}
-
 static int capture_submission(void *handle, int device, void (*function)(void *argument), void *argument)
 {
     struct stream *stream = find_stream(handle, &driver->devices[device]);
@@ -34,7 +29,7 @@ EXPORT const struct sim_pending *accelerator_simulation_pending(void)
         .clear = pending_clear,
         .complete = pending_complete,
         .fail = pending_fail,
-        .release = release_queue,
+        .release = pending_release,
         .capture = capture_submission,
         .at_collective = at_collective,
         .hold = hold,

@@ -200,13 +200,14 @@ struct work_type {
 /* pending.c */
 extern _Atomic int waiting_count; /* number of streams, events and other holders of a non-empty struct pending */
 
-/* These six are in the table that pending.h declares. */
+/* These seven are in the table that pending.h declares. */
 uint64_t pending_submit(struct pending_queue *queue, int device, void *const *handles, size_t count, struct pending *before,
                         int64_t *not_before);
 enum pending_status pending_wait(struct pending *pending, int milliseconds);
 void pending_interrupt(void);
 void pending_clear(struct pending *pending);
 void pending_complete(struct pending_queue *queue, uint64_t sequence);
+void pending_release(struct pending_queue *queue);
 void pending_fail(struct pending_queue *queue);
 
 cudaError_t wait_for_pending(struct pending *pending, int ordinal); /* of the device; a fault of it ends the wait */
@@ -216,6 +217,7 @@ void drop_pending(struct pending *pending);
 cudaError_t record_pending(struct stream *stream, const struct work *work);
 cudaError_t add_pending_of_event(struct stream *stream, const struct work *work);
 cudaError_t wait_for_earlier_work(struct stream *stream, const struct work *work);
+cudaError_t copy_later(struct stream *stream, const struct copy *copy); /* when the work before it has ended */
 
 /* Sets the stream whose host function the thread runs, and returns the one before. */
 struct stream *set_launching_stream(struct stream *stream);
@@ -285,6 +287,9 @@ cudaError_t wait_for_device(const struct sim_device *device);
 /* host_functions.c. A function that only submits work to the stream starts before pending work ends. */
 cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work);
 
+/* ops.c. Counts an op or a kernel for the faults, and returns their error or delays the stream. */
+cudaError_t fail_or_delay(struct stream *stream);
+
 /* barrier.c, nan.c, spin.c: the kernels that run */
 extern const struct work_type barrier_kernel, nan_check, spin_kernel;
 
@@ -313,6 +318,9 @@ char *demangle(const char *name); /* NULL for a name that is not mangled */
 /* device.c */
 cudaError_t check_device(int ordinal);
 bool has_peer_access(int device, int peer);
+
+/* copy.c */
+void copy_rows(const struct copy *copy);
 
 /* memory.c */
 int is_device_memory(const void *address);

@@ -280,6 +280,8 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     char message[1200];
     if (unless_broken(stream->device) != SUCCESS) /* nothing runs in a broken context */
         return SUCCESS;
+    if (has_faults())
+        RETURN_IF_ERROR(fail_or_delay(stream));
     const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
         .kernel = launch->kernel->code,

@@ -19,10 +19,12 @@ int main(int argc, char **argv)
 {
     enum { WRONG_USAGE = 2 };
     const char *chosen = NULL, *gpu_fields = NULL, *process_fields = NULL, *format = NULL, *value;
-    bool is_list = false, is_topology = argc == 3 && strcmp(argv[1], "topo") == 0 && strcmp(argv[2], "-m") == 0;
+    bool is_list = false, is_detailed = false, is_topology = argc == 3 && strcmp(argv[1], "topo") == 0 && strcmp(argv[2], "-m") == 0;
     for (int i = 1; i < argc && !is_topology; i++) {
         if (strcmp(argv[i], "-L") == 0 || strcmp(argv[i], "--list-gpus") == 0)
             is_list = true;
+        else if (strcmp(argv[i], "-q") == 0 || strcmp(argv[i], "--query") == 0)
+            is_detailed = true;
         else if ((value = value_of("--query-gpu", argv, &i)))
             gpu_fields = value;
         else if ((value = value_of("--query-compute-apps", argv, &i)))
@@ -48,6 +50,8 @@ int main(int argc, char **argv)
         return smi_topology();
     if (is_list)
         return smi_list();
+    if (is_detailed)
+        return smi_details();
     if (!gpu_fields && !process_fields)
         return smi_table();
     struct smi_format parsed = {!strstr(format, "noheader"), !strstr(format, "nounits")};

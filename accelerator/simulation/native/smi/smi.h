@@ -50,6 +50,9 @@ struct smi_format {
 
 bool smi_query(const char *fields, bool of_processes, struct smi_format format);
 
+/* details.c */
+int smi_details(void);
+
 /* table.c */
 int smi_list(void);
 int smi_table(void);

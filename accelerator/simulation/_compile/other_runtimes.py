@@ -1,14 +1,20 @@
-"""Connects the package cuda-bindings (``cuda.bindings.runtime``) with the simulated CUDA runtime.
+"""Connects programs that bring a CUDA runtime of their own with the simulated one.
 
-The package is linked with the static runtime, which is not simulated. One of its modules has a C function for each of those of
-that runtime, and lists their addresses. torch imports the package before this module runs, and others have taken the addresses
-then, so the functions themselves are overwritten with jumps to those of the simulated runtime.
+torch loads the real runtime by its path beside the simulated one. Libraries such as FlashInfer look for a loaded one in
+/proc/self/maps and load the file that they find. The name of the file is then used without its folder.
+
+The package cuda-bindings is linked with the static runtime, which is not simulated. One of its modules has a C function for
+each one of that runtime, and lists their addresses. torch imports the package before this module runs. Others have taken the
+addresses then, so the functions themselves are overwritten with jumps to those of the simulated runtime.
 """
 
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
+import os
+import re
 import struct
 from types import ModuleType
 from typing import Any
@@ -17,6 +23,7 @@ from .import_hook import after_import
 
 __all__ = ["install"]
 
+_RUNTIME = re.compile(r".*/libcudart\.so\.1[23]")
 _JUMP = struct.Struct("<6sQ")
 _TO_NEXT_WORD = b"\xff\x25\0\0\0\0"  # jmp *0(%rip), of x86-64
 _READ_EXECUTE, _WRITE = mmap.PROT_READ | mmap.PROT_EXEC, mmap.PROT_WRITE
@@ -24,7 +31,15 @@ _ALIGNMENT = 16  # of functions, so each has room for a jump
 
 
 def install() -> None:
-    """Connect the package, now or when the program imports it."""
+    """Connect the package, now or when the program imports it, and what loads a runtime from now on."""
+    init = ctypes.CDLL.__init__
+
+    @functools.wraps(init)
+    def load(self: Any, name: Any, *arguments: Any, **options: Any) -> None:
+        is_runtime = isinstance(name, str) and _RUNTIME.fullmatch(name) is not None
+        init(self, os.path.basename(name) if is_runtime else name, *arguments, **options)
+
+    ctypes.CDLL.__init__ = load  # type: ignore[method-assign]
     after_import("cuda.bindings._internal.runtime", _replace_functions)
 
 

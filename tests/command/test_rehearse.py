@@ -418,6 +418,38 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
+def test_picture_and_table_agree_on_what_holds_the_peak(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    entries, _ = figures(
+        tmp_path,
+        KEEP_CURVE.format(repr(str(file)))
+        + """
+        class Sum(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {})
+            def step(self):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        self.state[parameter].setdefault("sum", torch.empty_like(parameter)).add_(parameter.grad)
+        frozen = torch.nn.Linear(4096, 4096, bias=False).requires_grad_(False)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(3)), frozen).cuda()
+        optimizer = Sum(model[:3].parameters())
+        for _ in range(2):
+            model(torch.empty(2**12, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+        result = model(torch.empty(2**15, 4096, device="cuda"))
+        """,
+        *("--plot", str(tmp_path / "memory.svg")),
+    )
+    points = [point[: len(CATEGORIES)] for point in json.loads(file.read_text(encoding="utf-8"))["points"]]
+    held = entries[0]["peak"]["held"]
+    assert dict(zip(CATEGORIES, max(points, key=sum), strict=True)) == held
+    weights = 3 * 2**26
+    assert (held["parameters"], held["gradients"], held["optimizer state"]) == (weights + 2**26, weights, weights)
+    assert held["activations"] >= 2**31  # what the four layers return
+
+
+@pytest.mark.slow
 def test_plot_of_a_program_that_runs_out_of_memory_in_a_step(tmp_path: Path) -> None:
     picture, file = tmp_path / "memory.svg", tmp_path / "curve.json"
     figures(

@@ -38,7 +38,7 @@ from .._rehearsal_record import (
 )
 from . import history
 from .distributed import replace
-from .peaks import held_memory
+from .peaks import held_memory, known_addresses
 
 __all__ = ["install"]
 
@@ -181,7 +181,9 @@ def _note_growth(op: str) -> None:
         step = _STEP if exceeded is None else _STEP_BEYOND_MEMORY
         if allocated > step * (_peaks[device].allocated if device in _peaks else _LEAST_PEAK):
             line = line or program_line(frames_from(sys._getframe(1)))
-            _peaks[device] = held_memory(device, line)
+            known = known_addresses()
+            history.mark(known)
+            _peaks[device] = held_memory(device, line, known)
 
 
 def _place() -> tuple[str, str | None]:

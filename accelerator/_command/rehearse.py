@@ -87,7 +87,8 @@ def main(argv: list[str]) -> int:
             with _Progress(rank, reports):
                 ended = run(parser.prog, command, child)
             status = status or ended
-            of_run = _rehearsal_record.read_ranks(reports)
+            # Processes that go on find their folder gone, and so write nothing while this one reads it and removes it.
+            of_run = _rehearsal_record.read_ranks(reports.rename(folder / f"ended-{rank}"))
             entries += rehearse_report.entries_of(of_run, ended)
             found += of_run
             problem = problem or _read_problem(folder / f"state-{rank}")

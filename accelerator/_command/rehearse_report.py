@@ -145,8 +145,9 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
     failed = {entry.rank: entry.exit_status for entry in entries if entry.exit_status != 0}
     for rank, status in failed.items():
         if rank not in too_large:
-            end = "was ended by a signal" if status is None else f"ended with status {status}"
-            lines.append(f"rank {rank} {end}: its figures are those until then")
+            by_signal = "was ended by a signal: its figures may lack the last second"
+            by_itself = f"ended with status {status}: its figures are those until then"
+            lines.append(f"rank {rank} {by_signal if status is None else by_itself}")
     if values:
         lines.append(_format_values(values))
     return "\n".join(lines) + "\n"

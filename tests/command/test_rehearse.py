@@ -7,9 +7,11 @@ import contextlib
 import json
 import os
 import pickle
+import signal
 import subprocess
 import sys
 import textwrap
+import time
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -348,8 +350,47 @@ def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
     )
     assert [(entry["rank"], entry["exit_status"]) for entry in entries] == [*enumerate([3, 4, 1, 1, 5, None, 0, 255])]
     assert "rank 4 ended with status 5: its figures are those until then" in text
-    assert "rank 5 was ended by a signal: its figures are those until then" in text
+    assert "rank 5 was ended by a signal: its figures may lack the last second" in text
     assert "rank 6 " not in text
+
+
+# A program whose worker goes on until nobody reads its record any more, and then writes what it writes at its end.
+OUTLIVED = """
+import os, sys, time, torch
+from pathlib import Path
+if os.fork() == 0:
+    errors = os.open({errors!r}, os.O_CREAT | os.O_WRONLY)
+    os.dup2(errors, 2)
+    torch.ones(1, device="cuda")
+    Path({ready!r}).touch()
+    while Path(os.environ["ACCELERATOR_SIM_REHEARSE"]).exists():
+        time.sleep(0.01)
+    sys.exit()
+os.wait()
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGKILL])
+def test_workers_of_an_ended_rehearsal_print_no_errors(tmp_path: Path, number: signal.Signals) -> None:
+    program, errors, ready = (tmp_path / name for name in ("program.py", "errors", "ready"))
+    program.write_text(OUTLIVED.format(errors=str(errors), ready=str(ready)), encoding="utf-8")
+    plot = "--plot", str(tmp_path / "memory.svg")
+    process = subprocess.Popen(
+        [sys.executable, "-m", "accelerator", "rehearse", *plot, "--", sys.executable, program],
+        cwd=support.ROOT,
+        env=support.plain_environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        start_new_session=True,
+    )
+    until = time.monotonic() + DEADLINE
+    while not ready.exists() and process.poll() is None and time.monotonic() < until:
+        time.sleep(0.01)
+    assert ready.exists()
+    process.send_signal(number)
+    process.communicate(timeout=DEADLINE)  # until the worker has ended, too
+    assert errors.read_text() == ""
 
 
 # A program that begins with this keeps what the plot is drawn from.
@@ -393,6 +434,38 @@ def test_snapshot_and_plot(tmp_path: Path) -> None:
     assert most["activations"] >= 3 * 2**27  # what the first three layers return
     with open(folder / "rank0.pickle", "rb") as stream:
         assert any(event["action"] == "alloc" for event in pickle.load(stream)["device_traces"][0])
+
+
+@pytest.mark.slow
+def test_picture_and_table_agree_on_what_holds_the_peak(tmp_path: Path) -> None:
+    file = tmp_path / "curve.json"
+    entries, _ = figures(
+        tmp_path,
+        KEEP_CURVE.format(repr(str(file)))
+        + """
+        class Sum(torch.optim.Optimizer):
+            def __init__(self, parameters):
+                super().__init__(parameters, {})
+            def step(self):
+                for group in self.param_groups:
+                    for parameter in group["params"]:
+                        self.state[parameter].setdefault("sum", torch.empty_like(parameter)).add_(parameter.grad)
+        frozen = torch.nn.Linear(4096, 4096, bias=False).requires_grad_(False)
+        model = torch.nn.Sequential(*(torch.nn.Linear(4096, 4096, bias=False) for _ in range(3)), frozen).cuda()
+        optimizer = Sum(model[:3].parameters())
+        for _ in range(2):
+            model(torch.empty(2**12, 4096, device="cuda")).sum().backward()
+            optimizer.step()
+        result = model(torch.empty(2**15, 4096, device="cuda"))
+        """,
+        *("--plot", str(tmp_path / "memory.svg")),
+    )
+    points = [point[: len(CATEGORIES)] for point in json.loads(file.read_text(encoding="utf-8"))["points"]]
+    held = entries[0]["peak"]["held"]
+    assert dict(zip(CATEGORIES, max(points, key=sum), strict=True)) == held
+    weights = 3 * 2**26
+    assert (held["parameters"], held["gradients"], held["optimizer state"]) == (weights + 2**26, weights, weights)
+    assert held["activations"] >= 2**31  # what the four layers return
 
 
 @pytest.mark.slow
@@ -600,7 +673,7 @@ def test_table_word_by_word() -> None:
         "  asked for 2.00 GiB, and 0.25 GiB were free",
         "  it went on and needs 300.00 GiB: no known GPU has that",
         "rank 3 ended with status 7: its figures are those until then",
-        "rank 4 was ended by a signal: its figures are those until then",
+        "rank 4 was ended by a signal: its figures may lack the last second",
     ]
     assert rehearse_report.format_table([], []) == "rehearsal: no process initialized CUDA or a process group\n"
 

@@ -10,7 +10,7 @@ import torch
 
 from .._settings import read
 from .._torch_versions import runs_compiled_code
-from . import dynamo, inductor, library_ops, nvrtc, triton_graph, triton_interpreter
+from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_graph, triton_interpreter
 from .import_hook import after_import
 from .refusal import guarded, refuse_calls, refuse_functions, refuse_graphs
 from .triton_libdevice import hook_libdevice
@@ -21,6 +21,7 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process for compiled code. Imports and initializes nothing."""
     library_ops.install()
+    other_runtimes.install()
     dynamo.install()
     after_import("torch.cuda._utils", nvrtc.hook)
     if not runs_compiled_code(torch.__version__):

@@ -10,18 +10,17 @@ import torch
 
 from .. import _settings
 from .._rehearsal_record import CATEGORIES, Curve, snapshot_file, write_curve
-from .peaks import addresses_of, parameters
+from .peaks import addresses_of, category_of, known_addresses
 
-__all__ = ["end", "note_out_of_memory", "start"]
+__all__ = ["end", "mark", "note_out_of_memory", "start"]
 
 _MAXIMUM_EVENTS = 2_000_000
 _MOST_POINTS = 600
 _has_snapshot = _settings.read("snapshot") is not None
 _has_plot = _settings.read("plot") is not None
-# What was at which address of device memory at a time in microseconds: the category by address, or None for the start of a
-# backward, when all that is alive and has no other category is an activation.
-_marks: list[tuple[int, dict[int, str] | None]] = []
-_stepping: list[Any] = []  # the optimizer whose step runs
+# The category by address at a time in microseconds.
+_marks: list[tuple[int, dict[int, str]]] = []
+_has_stepped = False
 
 
 def start() -> None:
@@ -30,19 +29,11 @@ def start() -> None:
     if not _has_snapshot and not _has_plot:
         record("state", context="state", stacks="python", max_entries=1)
         return
-    record("all", context="all" if _has_snapshot else "state", stacks="python", max_entries=_MAXIMUM_EVENTS)
+    record("all", context="all" if _has_snapshot else "alloc", stacks="python", max_entries=_MAXIMUM_EVENTS)
     if _has_plot:
-        from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+        from torch.optim.optimizer import register_optimizer_step_post_hook
 
-        register_optimizer_step_pre_hook(_note_step)
         register_optimizer_step_post_hook(_mark_step)
-        backward: Any = torch.autograd.backward
-
-        def mark_and_run(*arguments: Any, **options: Any) -> Any:
-            _marks.append((_now(), None))
-            return backward(*arguments, **options)
-
-        torch.autograd.backward = mark_and_run
 
 
 def end(folder: str) -> None:
@@ -63,25 +54,26 @@ def _now() -> int:
     return time.time_ns() // 1000
 
 
-def _note_step(optimizer: Any, *arguments: Any) -> None:
-    _stepping[:] = [optimizer]
-
-
 def _mark_step(optimizer: Any, *arguments: Any) -> None:
     """Note the addresses of parameters, gradients and optimizer state after the first steps."""
-    _stepping.clear()
-    if len(_marks) <= 2 * _MOST_POINTS:
-        _mark([parameter for group in optimizer.param_groups for parameter in group["params"]], optimizer)
+    global _has_stepped
+    if not _has_stepped:
+        _has_stepped = True
+        mark(known_addresses())  # which takes longer, and finds parameters that no optimizer has
+    elif len(_marks) <= 2 * _MOST_POINTS:
+        mark(addresses_of([parameter for group in optimizer.param_groups for parameter in group["params"]], optimizer))
 
 
 def note_out_of_memory() -> None:
     """Note what holds the memory when it is exhausted, in the middle of a step or before the first."""
     if _has_plot:
-        _mark(parameters(), *_stepping)
+        mark(known_addresses())
 
 
-def _mark(marked: list[Any], *optimizers: Any) -> None:
-    _marks.append((_now(), addresses_of(marked, *optimizers)))
+def mark(by_address: dict[int, str]) -> None:
+    """Note the category of memory by address, as of now."""
+    if _has_plot:
+        _marks.append((_now(), by_address))
 
 
 def _points(events: list[dict[str, Any]]) -> list[list[int]]:
@@ -96,7 +88,7 @@ def _points(events: list[dict[str, Any]]) -> list[list[int]]:
     for index, event in enumerate(events):
         action, address, size = event["action"], event["addr"], event["size"]
         if action == "alloc":
-            sizes[address] = size, categories.get(index, "other")
+            sizes[address] = size, categories[index]
             held[sizes[address][1]] += size
         elif action == "free_requested" and address in sizes:
             freed, category = sizes.pop(address)
@@ -123,16 +115,13 @@ def _categories(events: list[dict[str, Any]]) -> dict[int, str]:
     def apply(before: float) -> None:
         while marks and marks[0][0] < before:
             _, by_address = marks.pop(0)
-            for address, allocation in alive.items():
-                if by_address is None:
-                    found.setdefault(allocation, "activations")
-                elif address in by_address:
-                    found[allocation] = by_address[address]
+            found.update({alive[address]: category for address, category in by_address.items() if address in alive})
 
     for index, event in enumerate(events):
         apply(event.get("time_us", 0))
         if event["action"] == "alloc":
             alive[event["addr"]] = index
+            found[index] = category_of(event.get("frames", []))
         elif event["action"] == "free_requested":
             alive.pop(event["addr"], None)
     apply(math.inf)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from .. import _settings
-from .._compile import dynamo, library_ops
+from .._compile import dynamo, library_ops, other_runtimes
 from .._kernels.rehearsal import override_library_op
 from . import collectives, cpu_fills, distributions, recorder, with_peers, without_peers
 
@@ -13,6 +13,7 @@ __all__ = ["install"]
 def install() -> None:
     """Prepare this process. Imports and initializes nothing."""
     library_ops.install(override_library_op)
+    other_runtimes.install()
     dynamo.install()
     cpu_fills.install()
     distributions.install()

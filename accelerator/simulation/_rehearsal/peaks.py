@@ -10,13 +10,13 @@ import torch
 from .._kernels.known_values import is_outside_of_torch
 from .._rehearsal_record import CATEGORIES, Peak
 
-__all__ = ["addresses_of", "held_memory", "parameters"]
+__all__ = ["addresses_of", "category_of", "held_memory", "known_addresses"]
 
 _MOST_LINES = 5
 _MODULE, _AUTOGRAD, _OPTIMIZERS = (f"{torch.__path__[0]}/{part}" for part in ("nn/modules/module.py", "autograd/", "optim/"))
 
 
-def held_memory(device: int, where: str | None) -> Peak:
+def held_memory(device: int, where: str | None, known: dict[int, str]) -> Peak:
     """Return what holds the allocated memory of a device now, by category and by line of the program.
 
     torch must record the stacks of what is allocated.
@@ -24,8 +24,8 @@ def held_memory(device: int, where: str | None) -> Peak:
     Args:
         device: its index.
         where: the line of the program that has just taken memory.
+        known: what `known_addresses` returns now.
     """
-    known = addresses_of(parameters())
     by_category: dict[str, int] = dict.fromkeys(CATEGORIES, 0)
     by_line: dict[str, int] = {}
     snapshot: Any = torch.cuda.memory._snapshot()
@@ -35,18 +35,19 @@ def held_memory(device: int, where: str | None) -> Peak:
         for block in segment["blocks"]:
             if block["state"] == "active_allocated":
                 frames = block.get("frames", [])
-                by_category[known.get(block["address"]) or _category(frames)] += block["size"]
+                by_category[known.get(block["address"]) or category_of(frames)] += block["size"]
                 line = _line(frames)
                 by_line[line] = by_line.get(line, 0) + block["size"]
     largest = sorted(by_line.items(), key=lambda item: -item[1])[:_MOST_LINES]
     return Peak(where, sum(by_category.values()), [*by_category.values()], [[line, size] for line, size in largest])
 
 
-def parameters() -> list[Any]:
-    """Return all parameters of the process."""
+def known_addresses() -> dict[int, str]:
+    """Return the category of the memory of all parameters and optimizers of the process, by address."""
     # isinstance alone would ask each object for its class, which deprecated names of torch.distributed warn about.
-    tensors = [value for value in gc.get_objects() if issubclass(type(value), torch.Tensor)]
-    return [value for value in tensors if isinstance(value, torch.nn.Parameter)]
+    objects = [value for value in gc.get_objects() if issubclass(type(value), (torch.Tensor, torch.optim.Optimizer))]
+    optimizers = [value for value in objects if not issubclass(type(value), torch.Tensor)]
+    return addresses_of([value for value in objects if isinstance(value, torch.nn.Parameter)], *optimizers)
 
 
 def _address_of(tensor: Any) -> int:
@@ -69,8 +70,8 @@ def addresses_of(parameters: list[Any], *optimizers: Any) -> dict[int, str]:
     return found
 
 
-def _category(frames: list[dict[str, Any]]) -> str:
-    """Return what memory is for that is neither a parameter's nor a gradient's, by who allocated it."""
+def category_of(frames: list[dict[str, Any]]) -> str:
+    """Return what memory is for whose address is not known, by who allocated it."""
     files = [frame["filename"] for frame in frames]
     if any(file.startswith(_OPTIMIZERS) for file in files):
         return "optimizer state"

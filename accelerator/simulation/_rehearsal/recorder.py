@@ -8,13 +8,14 @@ Python does not know of a ``SystemExit`` that the program raises.
 from __future__ import annotations
 
 import atexit
+import contextlib
 import ctypes
 import functools
 import os
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -37,7 +38,7 @@ from .._rehearsal_record import (
 )
 from . import history
 from .distributed import replace
-from .peaks import held_memory
+from .peaks import held_memory, known_addresses
 
 __all__ = ["install"]
 
@@ -180,7 +181,9 @@ def _note_growth(op: str) -> None:
         step = _STEP if exceeded is None else _STEP_BEYOND_MEMORY
         if allocated > step * (_peaks[device].allocated if device in _peaks else _LEAST_PEAK):
             line = line or program_line(frames_from(sys._getframe(1)))
-            _peaks[device] = held_memory(device, line)
+            known = known_addresses()
+            history.mark(known)
+            _peaks[device] = held_memory(device, line, known)
 
 
 def _place() -> tuple[str, str | None]:
@@ -196,14 +199,25 @@ def _write_regularly() -> None:
         threading.Event().wait(_INTERVAL_S)
 
 
+@contextlib.contextmanager
+def _while_somebody_reads() -> Generator[None]:
+    """Write nothing if the folder is gone: the rehearsal has ended, and this process goes on."""
+    try:
+        yield
+    except FileNotFoundError:
+        if os.path.exists(_folder):
+            raise
+
+
 def _end(code: int | None = None, *others: Any) -> None:
     global _is_started
     if not _is_started:
         return
-    _write()
-    if code is not None:  # of os._exit, which libc's handlers do not see
-        Path(status_file(_folder)).write_text(str(code & 0xFF), encoding="ascii")
-    history.end(_folder)
+    with _while_somebody_reads():
+        _write()
+        if code is not None:  # of os._exit, which libc's handlers do not see
+            Path(status_file(_folder)).write_text(str(code & 0xFF), encoding="ascii")
+        history.end(_folder)
     _is_started = False
 
 
@@ -224,7 +238,7 @@ _write_lock = threading.Lock()
 
 
 def _write() -> None:
-    with _write_lock:  # whoever writes last has the newest figures
+    with _while_somebody_reads(), _write_lock:  # whoever writes last has the newest figures
         devices = range(torch.cuda.device_count() if _is_initialized() else 0)
         statistics = {device: _statistics(device) for device in devices}
         used = [device for device in devices if statistics[device].has_use] or (

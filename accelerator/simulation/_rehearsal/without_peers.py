@@ -158,6 +158,9 @@ def _make_store_class(c10d: Any) -> Any:
         def set_timeout(self, timeout: Any) -> None:
             pass
 
+        def clone(self) -> StoreWithoutPeers:
+            return self
+
     return StoreWithoutPeers
 
 

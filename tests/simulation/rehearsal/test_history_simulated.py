@@ -12,6 +12,7 @@ import pytest
 
 torch: Any = pytest.importorskip("torch")  # which loads the simulation
 history: Any = importlib.import_module("_accelerator_simulation._rehearsal.history")
+peaks: Any = importlib.import_module("_accelerator_simulation._rehearsal.peaks")
 
 
 def event(action: str, address: int, size: int, time: int = 0) -> dict[str, Any]:
@@ -33,18 +34,21 @@ def test_a_point_is_the_peak_of_allocated_memory_in_its_interval(monkeypatch: py
     assert (allocated, reserved) == (60, 100)  # at the end, less is allocated and more is reserved
 
 
-def test_a_parameter_stays_one_in_later_backwards(monkeypatch: pytest.MonkeyPatch) -> None:
-    step = {1: "parameters", 3: "gradients"}
-    monkeypatch.setattr(history, "_marks", [(15, None), (25, step), (35, None)])
+def test_the_newest_mark_decides_and_else_who_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_marks", [(15, {1: "parameters"}), (25, {2: "gradients", 3: "gradients"})])
+    step = [{"filename": torch.optim.__file__, "line": 1, "name": "step"}]
+    program = [{"filename": "/train.py", "line": 1, "name": "main"}]
     events = [
         event("alloc", 1, 8, 10),
-        event("alloc", 2, 4, 11),
+        {**event("alloc", 2, 4, 11), "frames": program},
         event("alloc", 3, 8, 20),
         event("free_requested", 2, 4, 21),
-        event("alloc", 4, 4, 30),
-        event("alloc", 5, 1, 40),
+        {**event("alloc", 4, 4, 30), "frames": step},
+        event("alloc", 2, 1, 40),
     ]
-    assert history._categories(events) == {0: "parameters", 1: "activations", 2: "gradients", 4: "activations"}
+    categories = history._categories(events)
+    assert [*categories] == [0, 1, 2, 4, 5]
+    assert [*categories.values()] == ["parameters", "other", "gradients", "optimizer state", "activations"]
 
 
 class Proxy:
@@ -58,14 +62,13 @@ class Proxy:
 
 def test_looking_for_parameters_asks_no_other_object(monkeypatch: pytest.MonkeyPatch) -> None:
     marked: list[Any] = []
-    monkeypatch.setattr(history, "_has_plot", True)
-    monkeypatch.setattr(history, "_mark", lambda parameters, *_: marked.extend(parameters))
+    monkeypatch.setattr(peaks, "addresses_of", lambda parameters, *_: marked.extend(parameters))
     parameter, tensor, proxy = torch.nn.Parameter(torch.ones(2)), torch.ones(2), [Proxy()]
     buffer = torch.nn.Buffer(torch.ones(2))
     assert gc.is_tracked(proxy[0])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        history.note_out_of_memory()
+        peaks.known_addresses()
     assert any(each is parameter for each in marked)
     assert not any(each is other for each in marked for other in (tensor, buffer))
 
@@ -82,7 +85,7 @@ class Sharded(torch.Tensor):  # type: ignore[misc]
 @pytest.mark.parametrize("is_sharded", [False, True])
 def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_marks", [])
-    monkeypatch.setattr(history, "_stepping", [])
+    monkeypatch.setattr(history, "_has_stepped", True)
     monkeypatch.setattr(history, "_has_plot", True)
     memory = {
         name: [torch.ones(4, device="cuda") for _ in range(2)]
@@ -103,16 +106,14 @@ def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkey
         },
     )
     expected = {tensor.data_ptr(): name.removeprefix("more ") for name, tensors in memory.items() for tensor in tensors}
-    history._note_step(optimizer)
     history._mark_step(optimizer)
     [(_, by_address)] = history._marks
     assert by_address == expected
-    assert history._stepping == []
 
-    # Out of memory in the middle of the next step: the parameters are those that live, the optimizer the one that steps.
-    monkeypatch.setattr(gc, "get_objects", lambda: parameters)
+    # Out of memory in the middle of the next step: the parameters and the optimizer are those that live.
+    monkeypatch.setattr(gc, "get_objects", lambda: [*parameters, optimizer])
     monkeypatch.setattr(torch.nn, "Parameter", type(parameters[0]))
-    history._note_step(optimizer)
+    monkeypatch.setattr(torch.optim, "Optimizer", type(optimizer))
     history.note_out_of_memory()
     assert history._marks[1][1] == expected
 

@@ -718,6 +718,26 @@ def test_kernels_take_memory_while_they_run(compute: bool) -> None:
     run(KERNEL_MEMORY, compute=compute)
 
 
+def test_variables_of_programs_without_ptx_have_memory() -> None:
+    run(
+        """
+        import ctypes
+        import torch
+        from tests.simulation.extensions.binaries import CODE, Binary, Entry
+        torch.cuda.init()
+        binary = Binary(Entry(90, kind=CODE))
+        variable, runtime = binary.variable("table", 256), binary.runtime
+        size, address = ctypes.c_size_t(), ctypes.c_void_p()
+        sent, received = ctypes.create_string_buffer(b"values"), ctypes.create_string_buffer(7)
+        part = ctypes.c_size_t(7), ctypes.c_size_t(16)
+        assert runtime.cudaGetSymbolSize(ctypes.byref(size), variable) == 0 and size.value == 256
+        assert runtime.cudaGetSymbolAddress(ctypes.byref(address), variable) == 0 and address.value
+        assert runtime.cudaMemcpyToSymbol(variable, sent, *part, 1) == 0
+        assert runtime.cudaMemcpyFromSymbol(received, variable, *part, 2) == 0 and received.value == b"values"
+        """
+    )
+
+
 @pytest.mark.slow
 @pytest.mark.simulated_machine(1, memory="24GiB", compute=False)
 def test_mark_gives_a_test_such_a_machine() -> None:

@@ -33,7 +33,7 @@ commas, so --name is repeated only:
 A machine without any NVIDIA driver: --driver absent --nvml absent
 
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
-executable, 127 if it was not found; with --races 1 instead of 0 if any of its
+executable, 127 if it was not found; with --races, 1 instead of 0 if any of its
 processes had a race. It is 2 on wrong usage or if GPUs cannot
 be simulated here. This needs Linux on x86-64, a torch built for CUDA and, the
 first time, a C compiler.
@@ -54,8 +54,8 @@ def main(argv: list[str]) -> int:
         argv: What follows ``python -m accelerator simulate`` on the command line.
 
     Returns:
-        The command's exit status, 128 + N if signal N ended it; 126 or 127 if it cannot be started, as a shell does;
-        2 if the usage is wrong or GPUs cannot be simulated here.
+        The command's exit status, 128 + N if signal N ended it; 1 instead of 0 if races were found; 126 or 127 if it cannot be
+        started, as a shell does; 2 if the usage is wrong or GPUs cannot be simulated here.
 
     Example:
         >>> from accelerator._command.simulate import main

@@ -1,4 +1,4 @@
-"""The generators that random functions use."""
+"""The default generator of a device; if torch has none (a vendor's accelerator), one that calls the vendor's functions."""
 
 from __future__ import annotations
 

@@ -89,9 +89,9 @@ def _interpreted(name: str, function: Callable[..., torch.Tensor] | None) -> Cal
     def compute(*arguments: Any, _semantic: Any = None, _builder: Any = None) -> Any:
         interpreter: Any = sys.modules["triton.runtime.interpreter"]
         tl = interpreter.tl
-        if function is None:
-            raise NotImplementedError(f"libdevice.{name} is not simulated")
         tensors = [each for each in arguments if isinstance(each, tl.tensor)]
+        if function is None or not tensors:
+            raise NotImplementedError(f"libdevice.{name} is not simulated{' without tensors' if function else ''}")
         dtype = tensors[0].type.scalar
         data_type = torch.from_numpy(tensors[0].handle.data).dtype
         result = function(
@@ -101,7 +101,10 @@ def _interpreted(name: str, function: Callable[..., torch.Tensor] | None) -> Cal
             )
         )
         if not result.is_floating_point():
-            dtype = {torch.int32: tl.int32, torch.int64: tl.int64}[result.dtype]
+            integers = {torch.int32: tl.int32, torch.int64: tl.int64}
+            if result.dtype not in integers:
+                raise NotImplementedError(f"libdevice.{name} is not simulated for {result.dtype}")
+            dtype = integers[result.dtype]
         data = result.numpy().astype(interpreter._get_np_dtype(dtype))
         shape = list(data.shape)
         is_block = any(each.type.is_block() for each in tensors)

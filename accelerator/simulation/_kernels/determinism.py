@@ -1,7 +1,7 @@
 """Errors of ops whose CUDA kernels are not deterministic, if ``torch.use_deterministic_algorithms`` is on.
 
 The names are those of CUDA's errors. Ops and conditions follow the documentation of ``torch.use_deterministic_algorithms``.
-An error applies if the installed torch has its text: torch's kernels become deterministic one by one.
+An error of `_ALERTS` applies if the installed torch has its text: torch's kernels become deterministic one by one.
 """
 
 from __future__ import annotations
@@ -57,31 +57,31 @@ if not _MAX_POOL3D_IS_DETERMINISTIC:
 _Arguments = dict[str, Any]
 
 
-def _median(name: str, arguments: _Arguments) -> str | None:
+def _median(arguments: _Arguments) -> str | None:
     return "median CUDA with indices output" if "dim" in arguments else None
 
 
-def _bincount(name: str, arguments: _Arguments) -> str | None:
+def _bincount(arguments: _Arguments) -> str | None:
     return "_bincount_cuda" if arguments.get("weights") is not None else None
 
 
-def _put(name: str, arguments: _Arguments) -> str | None:
+def _put(arguments: _Arguments) -> str | None:
     # Without accumulation the CPU's kernel raises the error.
     return "put_" if arguments.get("accumulate") else None
 
 
-def _embedding_bag(name: str, arguments: _Arguments) -> str | None:
+def _embedding_bag(arguments: _Arguments) -> str | None:
     return "embedding_bag_backward_cuda_max" if arguments.get("mode") == 2 else None
 
 
-def _scatter_reduce(name: str, arguments: _Arguments) -> str | None:
+def _scatter_reduce(arguments: _Arguments) -> str | None:
     # Sums and means have a deterministic kernel, and maxima and minima do not depend on the order. The documentation of
     # torch 2.15 says otherwise, but its libraries contain the error of products only.
     return "scatter_reduce_cuda_prod_" if arguments.get("reduce") == "prod" else None
 
 
 # Ops that are nondeterministic only with some arguments.
-_CONDITIONS: dict[str, Callable[[str, _Arguments], str | None]] = {
+_CONDITIONS: dict[str, Callable[[_Arguments], str | None]] = {
     "median": _median,
     "nanmedian": _median,
     "bincount": _bincount,
@@ -107,7 +107,7 @@ def alert_for(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
         kernel_name = _ALERTS[op_name]
         find: Callable[[_Arguments], str | None] = lambda _: kernel_name if _has_error(kernel_name) else None  # noqa: E731
     elif op_name in _CONDITIONS:
-        find = lambda arguments: _CONDITIONS[op_name](name, arguments)  # noqa: E731
+        find = _CONDITIONS[op_name]
     elif op_name in _BY_CUBLAS:
         return _cublas_alert(override)
     else:

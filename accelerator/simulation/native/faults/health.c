@@ -1,4 +1,4 @@
-/* Faults: what ends them (clear, reset), and the lines of `fault status` about them and about GPUs. */
+/* Faults: what ends faults (clear, reset), and the lines of `fault status` about them and about GPUs. */
 #include <stdarg.h>
 #include <stdio.h>
 #include <time.h>

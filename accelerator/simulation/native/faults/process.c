@@ -1,4 +1,4 @@
-/* Faults: when they fire, and what they do to this process. */
+/* Faults: when faults fire, and what they do to this process. */
 #include "common/clock.h"
 #include "common/config.h"
 #include "common/faults.h"

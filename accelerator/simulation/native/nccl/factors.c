@@ -1,4 +1,4 @@
-/* NCCL: reductions with a factor. */
+/* NCCL: factors of reductions (reduce.c multiplies by them). */
 #include "nccl.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Race detection: its functions that the runtime calls, as a table. */
+/* Race detection: the functions of race detection that the runtime calls, as a table. */
 #include "races.h"
 
 #include <stdlib.h>

@@ -75,7 +75,7 @@ FAULTS = {
 @pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
 @pytest.mark.parametrize("fault", FAULTS)
 def test_a_restart_has_the_same_losses(tmp_path: Path, expected: dict[str, dict[int, str]], fault: str, strategy: str) -> None:
-    after = {"ddp": 20, "fsdp": 25, "pipeline": 20}[strategy]
+    after = {"ddp": 20, "fsdp": 25, "pipeline": 10}[strategy]  # of 18 in a pipeline on torch 2.14
     run = train(tmp_path, [f"{fault},gpu=1,after_collectives={after}"], strategy=strategy)
     assert run.status == 0, run.errors
     assert re.search(FAULTS[fault], run.errors), run.errors

@@ -3,17 +3,6 @@
 
 #include <string.h>
 
-void copy_rows(const struct copy *copy)
-{
-    char *target = copy->target;
-    const char *source = copy->source;
-    for (size_t row = 0; row < copy->height; row++) {
-        memmove(target, source, copy->width);
-        target += copy->target_pitch;
-        source += copy->source_pitch;
-    }
-}
-
 static bool is_on_devices(const struct copy *copy)
 {
     return is_device_memory(copy->target) && is_device_memory(copy->source);

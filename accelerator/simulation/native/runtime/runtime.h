@@ -4,6 +4,7 @@
 
 #include <pthread.h>
 #include <stdbool.h>
+#include <string.h>
 
 #include "common/clock.h"
 #include "common/errors.h"
@@ -187,6 +188,17 @@ struct work {
     };
 };
 
+static inline void copy_rows(const struct copy *copy)
+{
+    char *target = copy->target;
+    const char *source = copy->source;
+    for (size_t row = 0; row < copy->height; row++) {
+        memmove(target, source, copy->width);
+        target += copy->target_pitch;
+        source += copy->source_pitch;
+    }
+}
+
 /* What a kind of work does. Each is defined beside the calls that submit it. */
 struct work_type {
     const char *node; /* the kind of a graph's node */
@@ -318,9 +330,6 @@ char *demangle(const char *name); /* NULL for a name that is not mangled */
 /* device.c */
 cudaError_t check_device(int ordinal);
 bool has_peer_access(int device, int peer);
-
-/* copy.c */
-void copy_rows(const struct copy *copy);
 
 /* memory.c */
 int is_device_memory(const void *address);

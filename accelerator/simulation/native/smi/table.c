@@ -75,7 +75,7 @@ static void describe(const struct smi_gpu *gpu)
     char values[FIGURES][SMI_TEXT], text[SMI_TEXT];
     for (int i = 0; i < FIGURES; i++)
         field(figures[i], gpu, values[i]);
-    snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20s", gpu->index, values[NAME],
+    snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20.20s", gpu->index, values[NAME],
              values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", values[ERRORS]);
     line(text);
     snprintf(text, sizeof text, " %4.4s   %5.5s  %-4.4s    %9.9s / %9.9s | %9.9s / %10.10s | %5.5s     Default",

@@ -138,6 +138,16 @@ SILENT = {
         with torch.cuda.stream(side):
             count("add", x)
         """,
+    "memory that only kernels have used, freed and recorded": """
+        for _ in range(20):
+            y = torch.empty(n, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                launch(x, y)
+            y.record_stream(side)
+            del y
+            z = torch.ones(n, device="cuda")
+        """,
     "flags on two streams": """
         count("flag", x)
         with torch.cuda.stream(side):

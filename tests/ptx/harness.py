@@ -63,6 +63,7 @@ class _Run(ctypes.Structure):
         ("timeout_setting", ctypes.c_char_p),
         ("find_memory", _Find),
         ("find_nearest", _Nearest),
+        ("accesses", ctypes.c_void_p),
     ]
 
 

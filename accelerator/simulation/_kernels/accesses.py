@@ -40,7 +40,7 @@ def _numbers(group: str, *names: str) -> list[int]:
 
 
 _USES_PART, _COPIES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES")
-WRITES, PART, _ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC")
+WRITES, PART, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
 """Flags of an access."""
 (_TEXT_SIZE,) = _numbers("limits", "RACE_TEXT_SIZE")
 FINDS_RACES = bool(_runtime.accelerator_simulation_races())

@@ -79,6 +79,14 @@ RACY = {
         """,
         r"saxpy on stream \d of cuda:0 writes it: .*|aten::sum on the default stream of cuda:0 reads it: .*|False",
     ),
+    "the middle of a bulk copy": (
+        """
+        with torch.cuda.stream(side):
+            count("bulk", x)
+        x[30:31].add_(1)
+        """,
+        r"bulk on stream 1 of cuda:0 reads it: .*|aten::add_ on the default stream of cuda:0 writes it: .*|False",
+    ),
     "atomic additions, and an op": (
         """
         with torch.cuda.stream(side):
@@ -129,6 +137,26 @@ SILENT = {
         count("add", x)
         with torch.cuda.stream(side):
             count("add", x)
+        """,
+    "memory that only kernels have used, freed and recorded": """
+        for _ in range(20):
+            y = torch.empty(n, device="cuda")
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):
+                launch(x, y)
+            y.record_stream(side)
+            del y
+            z = torch.ones(n, device="cuda")
+        """,
+    "flags on two streams": """
+        count("flag", x)
+        with torch.cuda.stream(side):
+            count("flag", x)
+        """,
+    "numbers beyond a bulk copy": """
+        count("bulk", x)
+        with torch.cuda.stream(side):
+            x[64:].add_(1)
         """,
     "memory that is freed and recorded": """
         side.wait_stream(torch.cuda.current_stream())

@@ -146,10 +146,27 @@ LOOP:
 """
 )
 
-# add(float *x) adds 1 to x[0] in all threads; column(float *x) writes x[0], x[2], x[4] ... x[126].
+# add(float *x) adds 1 to x[0] in all threads; column(float *x) writes x[0], x[2], x[4] ... x[126]; flag(float *x) reads and
+# writes x[0] as a flag; bulk(float *x) reads x[0] to x[63] at once.
 COUNTS = (
-    HEADER
+    HEADER.replace("7.0", "8.0").replace("sm_80", "sm_90")
     + """
+.visible .entry flag(.param .u64 x)
+{
+    .reg .b32 %v; .reg .b64 %x;
+    ld.param.u64 %x, [x]; ld.acquire.gpu.global.u32 %v, [%x]; st.release.gpu.global.u32 [%x], %v; ret;
+}
+.visible .entry bulk(.param .u64 x)
+{
+    .shared .align 16 .b8 target[256]; .shared .align 8 .b64 done;
+    .reg .pred %p; .reg .b32 %t, %s, %b; .reg .b64 %x, %state;
+    ld.param.u64 %x, [x]; mov.u32 %t, %tid.x; setp.ne.u32 %p, %t, 0; mov.u32 %s, target; mov.u32 %b, done;
+    @%p ret;
+    mbarrier.init.shared.b64 [%b], 1;
+    mbarrier.arrive.expect_tx.shared.b64 %state, [%b], 256;
+    cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%s], [%x], 256, [%b];
+    ret;
+}
 .visible .entry add(.param .u64 x)
 {
     .reg .f32 %v; .reg .b64 %x;

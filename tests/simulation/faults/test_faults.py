@@ -134,7 +134,8 @@ from tests.support.simulation_driver import loaded_runtime
 simulation.inject_fault("xid=94,gpu=0,after_launches=2")
 library = ctypes.CDLL("libcuda.so.1") if {function.startswith("cuL")} else loaded_runtime()
 nothing = [ctypes.c_void_p()] * 12  # which every function refuses
-print([library.{function}(*nothing) and error(x.add_, 1) for _ in range(4)])
+read = loaded_runtime().cudaGetLastError
+print([library.{function}(*nothing) and (read(), error(x.add_, 1))[1] for _ in range(4)])
 """
     assert output(program) == [f"[None, None, '{TEXTS[214]}', '{TEXTS[214]}']"]
 

@@ -14,7 +14,8 @@ enum {
 #define RACE_ACCESS_FLAGS(X)                                                                                           \
     X(RACE_WRITES, 1 << 0)                                                                                             \
     X(RACE_PART, 1 << 1) /* only a part of it, which depends on values */                                              \
-    X(RACE_ATOMIC, 1 << 2) /* two atomic accesses do not race */
+    X(RACE_ATOMIC, 1 << 2) /* two atomic accesses do not race */                                                       \
+    X(RACE_UNOWNED, 1 << 3) /* the storage is unknown, so nobody knows when the memory is freed */
 
 /* X(owner, value). Whose code is in a file: the program's; that of torch and of this package, whose lines say nothing; that of
  * other packages. */

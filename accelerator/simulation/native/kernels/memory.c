@@ -151,7 +151,8 @@ struct range find_range(struct worker *worker, u32 group, u64 address, u32 size_
     u64 size = 1ull << size_log2;
     char instruction[256], nearest[256];
     struct span span = {0};
-    const bool is_in_launch = find_in_launch(worker, address, &span), is_found = is_in_launch || find_global(worker, address, &span);
+    const bool is_in_launch = find_in_launch(worker, address, &span);
+    const bool is_found = is_in_launch || find_global(worker, address, &span);
     u64 low = (span.low + size - 1) & ~(size - 1);
     if (is_found && !(address & (size - 1)) && address + size <= span.low + span.size) {
         if (is_in_launch || !running(worker)->record)

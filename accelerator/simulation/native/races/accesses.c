@@ -160,8 +160,8 @@ static void compare(const struct world *world, struct access *old, struct access
         return;
     if (clock_covers(clock, (size_t)old->stream, old->time))
         return;
-    const bool is_reuse = is_freed(old);
-    if (is_reuse && world == &present && clock_covers(&reuse_clock, (size_t)old->stream, old->time))
+    const bool is_reuse = is_freed(old), may_be_reuse = is_reuse || (old->flags & RACE_UNOWNED && !old->owner);
+    if (may_be_reuse && world == &present && clock_covers(&reuse_clock, (size_t)old->stream, old->time))
         return;
     old->compared = access;
     const size_t bytes = layout_overlap(&old->layout, &access->layout);
@@ -172,8 +172,8 @@ static void compare(const struct world *world, struct access *old, struct access
 /* Whether an access makes an older one of the same stream superfluous, within a segment. */
 static bool repeats(const struct access *access, bool is_dense, const struct access *old)
 {
-    if (access->stream != old->stream || (old->flags & RACE_WRITES && !(access->flags & RACE_WRITES)) || (old->flags | access->flags) & RACE_ATOMIC ||
-        old->flags & RACE_PART)
+    const bool is_weaker = old->flags & RACE_WRITES && !(access->flags & RACE_WRITES);
+    if (access->stream != old->stream || is_weaker || old->flags & RACE_PART || (old->flags | access->flags) & RACE_ATOMIC)
         return access->stream == old->stream && access->flags == old->flags && layouts_are_equal(&access->layout, &old->layout);
     return (is_dense && !(access->flags & RACE_PART)) || layouts_are_equal(&access->layout, &old->layout);
 }

@@ -254,7 +254,7 @@ static void note_accesses(struct stream *stream, const char *name, struct sim_ke
         const struct sim_kernel_access *access = &accesses->items[i];
         noted[i] = (struct race_access){
             .layout = {.address = access->low, .item_size = 1, .dims = 1, .sizes = {(int64_t)access->size}, .strides = {1}},
-            .flags = flags[access->kind] | (access->is_part ? RACE_PART : 0),
+            .flags = RACE_UNOWNED | flags[access->kind] | (access->is_part ? RACE_PART : 0),
         };
     }
     if (noted)

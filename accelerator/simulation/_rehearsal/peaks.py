@@ -6,6 +6,8 @@ import gc
 from typing import Any
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .._kernels.known_values import is_outside_of_torch
 from .._rehearsal_record import CATEGORIES, Peak
@@ -50,23 +52,35 @@ def known_addresses() -> dict[int, str]:
     return addresses_of([value for value in objects if isinstance(value, torch.nn.Parameter)], *optimizers)
 
 
-def _address_of(tensor: Any) -> int:
-    """Return where the memory of a tensor begins, or of its local part; 0 if it is not on a GPU."""
+def _addresses_of_tensor(tensor: Any) -> list[int]:
+    """Return where the memory on a GPU begins of a tensor, of its local part, or of the tensors of which it consists."""
+    if is_traceable_wrapper_subclass(tensor):
+        names, _ = tensor.__tensor_flatten__()
+        return [address for name in names for address in _addresses_of_tensor(getattr(tensor, name))]
     local = getattr(tensor, "_local_tensor", tensor)
-    return local.untyped_storage().data_ptr() if isinstance(local, torch.Tensor) and local.is_cuda else 0
+    if not isinstance(local, torch.Tensor) or isinstance(local, FakeTensor) or not local.is_cuda:
+        return []
+    try:
+        return [local.untyped_storage().data_ptr()]
+    except RuntimeError:  # it is a wrapper of another kind, without memory of its own
+        return []
 
 
 def addresses_of(parameters: list[Any], *optimizers: Any) -> dict[int, str]:
     """Return the category of the memory of parameters, of their gradients and of what optimizers keep for them, by address."""
     found: dict[int, str] = {}
+
+    def add(tensor: Any, category: str) -> None:
+        found.update(dict.fromkeys(_addresses_of_tensor(tensor), category))
+
     for parameter in parameters:
         for optimizer in optimizers:
             for value in optimizer.state.get(parameter, {}).values():
-                found[_address_of(value)] = "optimizer state"
+                add(value, "optimizer state")
         if parameter.grad is not None:
-            found[_address_of(parameter.grad)] = "gradients"
-        found[_address_of(parameter)] = "parameters"
-    found.pop(0, None)  # of what is not on a GPU
+            add(parameter.grad, "gradients")
+        add(parameter, "parameters")
+    found.pop(0, None)  # of tensors without elements
     return found
 
 

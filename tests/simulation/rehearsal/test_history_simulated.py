@@ -118,6 +118,20 @@ def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkey
     assert history._marks[1][1] == expected
 
 
+def test_memory_of_parameters_that_consist_of_others_or_have_none() -> None:
+    from torch._subclasses.fake_tensor import FakeTensorMode
+    from torch.testing._internal.two_tensor import TwoTensor
+
+    with FakeTensorMode():
+        fake = torch.nn.Parameter(torch.empty(4, device="cuda"))
+    parts = [torch.ones(4, device="cuda") for _ in range(2)]
+    whole = torch.nn.Parameter(TwoTensor(*parts))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # as torch warns about the address of a fake tensor
+        found = peaks.addresses_of([fake, whole])
+    assert found == dict.fromkeys((part.data_ptr() for part in parts), "parameters")
+
+
 @pytest.mark.parametrize(("grow", "shrink"), [("segment_alloc", "segment_free"), ("segment_map", "segment_unmap")])
 def test_reserved_memory_falls_as_it_has_risen(grow: str, shrink: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(history, "_marks", [])

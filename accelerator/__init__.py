@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
     random: _CallableModule
 
-__version__ = "0.4.0"
+__version__ = "0.5.0"
 
 # Public names by module: the ``__all__`` of each.
 _EXPORTS = {

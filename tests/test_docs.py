@@ -78,7 +78,7 @@ def test_docs_contain_code_blocks() -> None:
     assert len(PYTHON) > 10
     assert len(SHELL) > 2
     assert len(WORKFLOWS) == 1
-    assert {block.language for block in BLOCKS} <= {"python", "sh", "yaml", "text"}
+    assert {block.language for block in BLOCKS} <= {"python", "sh", "toml", "yaml", "text"}
 
 
 def test_block_lines_fit_the_page_width() -> None:

@@ -236,8 +236,8 @@ def test_telemetry_through_amdsmi(fakes: Path, tmp_path: Path) -> None:
     assert output[0] == [12, 22, 20 << 20, 42, missing.format(0, 2, "power draw"), 1502]
     assert output[1] == [11, missing.format(1, 1, "memory usage"), 10 << 20, 41, 301000, 1501]
     assert output[2] == output[6] == output[7][0] == [10, 20, 0, 40, 300000, 1500]
-    assert output[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 4]
-    assert output[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 4]
+    assert output[3] == [12, 22, 20 << 20, 42, None, 1502, [], *[None] * 6]
+    assert output[4] == [10, 20, 0, 40, 300000, 1500, [[7, None, 5]], *[None] * 6]
     assert output[5].startswith("GPU:2\nprocess          7 uses ")
     assert output[7][1] == 1
     assert output[8] == [0, "GPU-0a00000000000000", "AMD Instinct 0", "00000000:C0:00.0", None, 2**30, 0, None]

@@ -338,7 +338,7 @@ def test_kernels_that_fail(name: str, machine: Machine) -> None:
     assert machine(program, name) == [expected, expected]
 
 
-FAILED = r"\.cu:.*: block: \[\d+,0,0\], thread: \[\d+,0,0\] Assertion `.*%s.*` failed\."
+FAILED = r"\.(?:cuh?|h):.*: block: \[\d+,0,0\], thread: \[\d+,0,0\] Assertion `.*%s.*` failed\."
 
 
 @pytest.mark.parametrize("op", CALLS)

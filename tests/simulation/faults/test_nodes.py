@@ -96,7 +96,8 @@ def run_elastic(*faults: str, program: str) -> subprocess.CompletedProcess[str]:
 def test_torchrun_forms_a_smaller_group_when_a_node_is_killed() -> None:
     done = run_elastic("kill,node=1,after_ops=20", program="tests.simulation.cluster.reformed_rank")
     assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["[node 0] rank 0 of 1"]
+    # Node 0 may print a line before, until its watchdog ends it.
+    assert done.stdout.splitlines()[-1:] == ["[node 0] rank 0 of 1"]
     assert "node 1 failed with status 137; the others go on" in done.stderr
 
 

@@ -150,7 +150,7 @@ def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
 
     broken, plugin = tmp_path / "simulation", pathlib.Path(_environment._PLUGIN)
     shutil.copytree(plugin, broken / "_plugin")
-    for name in ("_settings.py", "_values.py", "_fault_table.py"):
+    for name in ("_settings.py", "_drivers.py", "_values.py", "_fault_table.py"):
         shutil.copy(plugin.parent / name, broken)
     (broken / "_kernels").mkdir()
     (broken / "_kernels/__init__.py").write_text("raise OSError('a broken disk')")

@@ -102,7 +102,8 @@ class Gathering:
         # As bytes, because not every backend supports every dtype.
         self._part = part.view(_BYTES)
         self._whole = torch.empty(part.numel() * group.size, dtype=part.dtype, device=part.device)
-        gather: Any = getattr(distributed, "all_gather_single", None) or distributed.all_gather_into_tensor
+        name = "all_gather_single" if hasattr(distributed, "all_gather_single") else "all_gather_into_tensor"
+        gather: Any = getattr(distributed, name)
         self._work = gather(self._whole.view(_BYTES), self._part, group=group.handle, async_op=True)
 
     def wait(self) -> torch.Tensor:

@@ -9,6 +9,7 @@ import contextlib
 import gc
 import os
 import re
+import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -166,6 +167,17 @@ def test_attention_is_that_of_python(
             assert one.stride() == other.stride() == third.stride()
             assert torch.equal(one, other)
             assert torch.equal(one, third)
+
+
+def test_first_attention_of_a_process_has_the_strides_of_cuda() -> None:
+    program = """
+import torch
+q = torch.randn(2, 3, 64, 8, device="cuda")  # 64 queries: the logsumexp needs no padding
+for _ in range(2):
+    print(torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)[1].stride())
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    assert done.stdout.splitlines() == ["(192, 64, 1)"] * 2
 
 
 def test_usual_calls_of_attention_run_in_the_engine(by_engine: Function) -> None:

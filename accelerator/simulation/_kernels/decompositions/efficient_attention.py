@@ -39,7 +39,8 @@ def _padded(logsumexp: Tensor, is_wanted: bool) -> Tensor:
     if not is_wanted:
         return logsumexp.new_empty((*logsumexp.shape[:-1], 0), dtype=torch.float32)
     length = -(-logsumexp.size(-1) // 32) * 32
-    return torch.nn.functional.pad(logsumexp.to(torch.float32), (0, length - logsumexp.size(-1)), value=float("inf"))
+    rows = logsumexp.to(torch.float32).contiguous()  # pad by 0 keeps strides
+    return torch.nn.functional.pad(rows, (0, length - logsumexp.size(-1)), value=float("inf"))
 
 
 def efficient_forward(

@@ -24,7 +24,8 @@ torch.
 torch's ops compute, on the CPU and in the simulated memory. torch.compile
 generates code for the CPU that runs on that memory, and Triton kernels run in
 Triton's interpreter. An op that is not simulated raises NotImplementedError.
-Other compiled kernels (an extension, cupy, numba) fail and are named."""
+CUDA kernels of extensions run from their PTX; those that cannot run fail and
+are named."""
 _EPILOG = """\
 Options of a GPU take a value for each GPU, separated by commas or as repeated
 options; the last value holds for the remaining GPUs. A name may contain
@@ -35,8 +36,8 @@ A machine without any NVIDIA driver: --driver absent --nvml absent
 The exit status is COMMAND's: 128 + N if signal N ended it, 126 if it is not
 executable, 127 if it was not found; with --races, 1 instead of 0 if any of its
 processes had a race. It is 2 on wrong usage or if GPUs cannot
-be simulated here. This needs Linux on x86-64, a torch built for CUDA and, the
-first time, a C compiler.
+be simulated here. This needs Linux on x86-64, a torch built for CUDA and a C
+compiler, unless the wheel contains the libraries or they were built before.
 
 Ranks on several machines:
   python -m accelerator simulate --nodes 2 --gpus 4 -- \\

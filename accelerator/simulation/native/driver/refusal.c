@@ -14,8 +14,7 @@ _Atomic uint64_t pending_refusal;
 
 static const char *const default_reason =
     "simulated GPUs run torch's ops, compiled code, Triton kernels and kernels with PTX; give this kernel's op a CPU kernel (torch.library),"
-    " choose another implementation if accelerator.simulation.is_simulated(), or rehearse with --no-compute, where kernels do"
-    " nothing";
+    " choose another implementation if accelerator.simulation.is_simulated(), or use --no-compute, where kernels do nothing";
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t refusals;

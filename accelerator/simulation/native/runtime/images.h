@@ -8,7 +8,7 @@
 #include "runtime.h"
 
 /* What a user can do about a kernel that cannot run. */
-#define REMEDY "give its op a CPU kernel (torch.library), or rehearse with --no-compute, where kernels do nothing"
+#define REMEDY "give its op a CPU kernel (torch.library), or use --no-compute, where kernels do nothing"
 
 /* images.c */
 enum compression { PART_PLAIN, PART_LZ4, PART_ZSTD }; /* as in _ptx/images.py */

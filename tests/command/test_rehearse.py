@@ -189,7 +189,7 @@ def test_out_of_memory_is_remembered_when_the_program_resets_its_statistics(tmp_
         torch.ones(1, device="cuda")
         """,
     )
-    assert entries[0]["fits"] is False
+    assert (entries[0]["fits"], entries[0]["retries"]) == (False, 1)
 
 
 def test_out_of_memory_in_a_backward_names_the_line_that_calls_it(tmp_path: Path) -> None:

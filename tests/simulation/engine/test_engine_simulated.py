@@ -169,15 +169,22 @@ def test_attention_is_that_of_python(
             assert torch.equal(one, third)
 
 
-def test_first_attention_of_a_process_has_the_strides_of_cuda() -> None:
-    program = """
+@pytest.mark.parametrize("queries", [1, 64])  # 64: the logsumexp needs no padding
+def test_first_attention_of_a_process_has_the_strides_of_cuda(queries: int) -> None:
+    program = f"""
 import torch
-q = torch.randn(2, 3, 64, 8, device="cuda")  # 64 queries: the logsumexp needs no padding
+aten = torch.ops.aten
+q, k = torch.randn(2, 3, {queries}, 8, device="cuda"), torch.randn(2, 3, 32, 8, device="cuda")
 for _ in range(2):
-    print(torch.ops.aten._scaled_dot_product_efficient_attention(q, q, q, None, True)[1].stride())
+    forward = aten._scaled_dot_product_efficient_attention(q, k, k, None, True)
+    mask = [True, True, True, False]
+    backward = aten._scaled_dot_product_efficient_attention_backward(q, q, k, k, None, *forward, 0.0, mask)
+    print([tensor.stride() for tensor in (*forward[:2], *backward[:3])])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
-    assert done.stdout.splitlines() == ["(192, 64, 1)"] * 2
+    of_queries, of_keys = (24 * queries, 8, 24, 1), (768, 8, 24, 1)
+    length = -(-queries // 32) * 32
+    assert done.stdout.splitlines() == [str([of_queries, (3 * length, length, 1), of_queries, of_keys, of_keys])] * 2
 
 
 def test_usual_calls_of_attention_run_in_the_engine(by_engine: Function) -> None:

@@ -43,6 +43,12 @@ def _padded(logsumexp: Tensor, is_wanted: bool) -> Tensor:
     return torch.nn.functional.pad(rows, (0, length - logsumexp.size(-1)), value=float("inf"))
 
 
+def _heads_inside(tensor: Tensor) -> Tensor:
+    """Return (batch, heads, length, features) as (batch, length, heads, features) without gaps, as CUDA's kernels allocate it."""
+    rows = tensor.transpose(1, 2).contiguous()
+    return rows.view(-1).view(rows.shape)  # a single row or head may have any stride and counts as contiguous
+
+
 def efficient_forward(
     query: Tensor,
     key: Tensor,
@@ -68,7 +74,7 @@ def efficient_forward(
         longest_q, longest_k = query.size(1), key.size(1)
         q, k, v = (x.transpose(1, 2) for x in (query, key, value))
         output, logsumexp = attend_masked(q, k, v, mask, bias, dropout, resolve_scale(query, scale))
-        output, logsumexp = output.transpose(1, 2).contiguous(), _padded(logsumexp, compute_log_sumexp)
+        output, logsumexp = _heads_inside(output), _padded(logsumexp, compute_log_sumexp)
     else:
         raise_unsupported("_efficient_attention_forward of packed sequences", bias=bias)
         assert max_seqlen_q is not None
@@ -121,7 +127,7 @@ def efficient_backward(
         g, q, k, v, o = (x.transpose(1, 2) for x in (grad_out_, query, key, value, out))
         resolved_scale = resolve_scale(query, scale)
         *dense, grad_scores = attend_masked_backward(g, q, k, v, o, logsumexp, mask, bias, dropout, resolved_scale)
-        grad_query, grad_key, grad_value = (grad.transpose(1, 2).contiguous() for grad in dense)
+        grad_query, grad_key, grad_value = map(_heads_inside, dense)
         if bias is not None and bias_requires_grad and grad_scores is not None:
             grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)
     if shared_storage_dqdkdv:
@@ -175,7 +181,7 @@ def sdp_efficient_backward(
     *grads, grad_scores = attend_masked_backward(
         grad_out_, query, key, value, out, logsumexp, mask, bias, dropout, resolve_scale(query, scale)
     )
-    grad_query, grad_key, grad_value = (grad.transpose(1, 2).contiguous().transpose(1, 2) for grad in grads)
+    grad_query, grad_key, grad_value = (_heads_inside(grad).transpose(1, 2) for grad in grads)
     grad_bias = None
     if grad_input_mask[3] and bias is not None and grad_scores is not None:
         grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)

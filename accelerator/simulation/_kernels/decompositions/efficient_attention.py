@@ -44,7 +44,7 @@ def _padded(logsumexp: Tensor, is_wanted: bool) -> Tensor:
 
 
 def _heads_inside(tensor: Tensor) -> Tensor:
-    """Return (batch, heads, length, features) as (batch, length, heads, features) without gaps, as CUDA's kernels allocate it."""
+    """Return (batch, heads, length, features) as (batch, length, heads, features) without gaps, as CUDA's kernels do."""
     rows = tensor.transpose(1, 2).contiguous()
     return rows.view(-1).view(rows.shape)  # a single row or head may have any stride and counts as contiguous
 

@@ -10,9 +10,12 @@ import torch.distributed as dist
 STEPS = 40
 
 
-def main() -> None:
+def join() -> None:
     torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("nccl")
+
+
+def count_ranks() -> None:
     ranks = torch.ones(1, device="cuda")
     for _ in range(STEPS):
         total = ranks.clone()
@@ -22,4 +25,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    join()
+    count_ranks()

@@ -2,31 +2,23 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import time
 
-import torch
 import torch.distributed as dist
 
-STEPS = 40
+from tests.simulation.cluster import reformed_rank
 
 
 def main() -> None:
-    torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("nccl")
+    reformed_rank.join()
     if dist.get_world_size() == 1:
         command = [sys.executable, "-m", "accelerator", "fault", "node=1", "restart"]
         subprocess.run(command, check=True)
         time.sleep(100)  # torchrun ends this process when the node asks to join
         sys.exit("no node has joined")
-    ranks = torch.ones(1, device="cuda")
-    for _ in range(STEPS):
-        total = ranks.clone()
-        dist.all_reduce(total)
-    print(f"rank {dist.get_rank()} of {total.item():.0f}", flush=True)
-    dist.destroy_process_group()
+    reformed_rank.count_ranks()
 
 
 if __name__ == "__main__":

@@ -24,7 +24,7 @@ from tests.ptx.test_opcodes import all_programs as every_program
 from tests.queries.test_grammar import TABLE
 from tests.simulation.faults.test_assertions import ASSERT, CALLS
 from tests.simulation.faults.test_assertions import PRELUDE as ASSERTIONS
-from tests.support import plain_environment
+from tests.support import inherited_environment
 from tests.support.discovery import CUDA, evaluate, evaluate_simulated, on_simulated_gpus
 
 
@@ -58,7 +58,7 @@ def machine(request: pytest.FixtureRequest) -> Machine:
 
 
 def run_on_this_machine(code: str, *arguments: str, **variables: str) -> Any:
-    return evaluate(code, plain_environment(**variables), *arguments)
+    return evaluate(code, inherited_environment(**variables), *arguments)
 
 
 def real(text: str | None) -> str | None:

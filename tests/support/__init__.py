@@ -26,8 +26,13 @@ if accelerator.simulation.unavailable_reason() is not None:
 _NOT_INHERITED = (*machine_environment.VARIABLES, "PYTORCH_NVML_BASED_CUDA_CHECK")
 
 
+def inherited_environment(**variables: str) -> dict[str, str]:
+    """Return this process's environment without variables that hide devices. The machine's GPUs stay visible."""
+    return _with_variables(dict(os.environ), variables)
+
+
 def plain_environment(**variables: str) -> dict[str, str]:
-    """Return this process's environment without simulation and without variables that hide devices."""
+    """Return the environment of a machine without GPUs: no simulation, and no driver and no NVML even if there are real ones."""
     machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 from tests.support import simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
@@ -37,6 +38,7 @@ COUNTS_AND_TYPES = [
 ]
 """Every type with every number of ranks. Without the slow tests, a sample."""
 RANKS = [sys.executable, "-m", "tests.simulation.nccl.ranks"]
+LATE_TEXTS = Path(__file__).with_name("late_texts.c")
 TWO_AND_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 NAN_CHECK = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_NAN_CHECK": "1"}
 """The second one is for torch's default process group from 2.15 on."""
@@ -286,6 +288,19 @@ class TestMisuse:
         reports = ranks.reports("communicator.different_counts", 2, {"ACCELERATOR_SIM_NCCL_TIMEOUT": "1"})
         assert reports[1]["code"] == INVALID_USAGE
         assert "rank 1 says that there are 3 ranks, rank 0 says 2" in reports[1]["text"]
+
+
+def test_errors_are_reported_with_their_texts(tmp_path: Path) -> None:
+    """Another thread sets an error that a rank polls. The rank reads the text as soon as there is an error."""
+    library = compiled(LATE_TEXTS.read_text(), tmp_path / "late_texts.so", "-shared", "-fPIC")
+    ranks = Ranks(RANKS, LD_PRELOAD=f"{library}:{simulated_environment()['LD_PRELOAD']}")
+    *waiting, _ = ranks.run("communicator.never_comes", 3, late="collective")
+    assert all("rank 2" in text for _, text in waiting), waiting
+    _, reports = ranks.run("communicator.mismatch", 2)
+    assert "rank 0 sends 800000 bytes to rank 1, which receives 40" in reports[6][1]
+    *living, _ = ranks.reports("communicator.killed", 3, during="collective")
+    assert all("the process of rank 2 is gone" in report["value"][1] for report in living), living
+    ranks.close()
 
 
 class TestRankFailures:

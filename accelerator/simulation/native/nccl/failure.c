@@ -6,12 +6,12 @@ const char *departure(enum member_state state)
     return state == MEMBER_ABORTED ? "aborted" : state == MEMBER_REVOKED ? "revoked" : "left";
 }
 
-ncclResult_t report_failure(struct comm *comm)
+/* Sets the text of the error that this rank gets from the failure, and returns its code. */
+static ncclResult_t describe_failure(const struct comm *comm)
 {
     uint64_t failure = comm->shared->failure;
     enum failure_reason reason = (enum failure_reason)(failure & 0xff);
     int culprit = (int)(failure >> 8 & 0xffff), witness = (int)(failure >> 24 & 0xffff);
-    comm->asynchronous_error = reason == MISMATCH ? ncclInvalidUsage : ncclRemoteError;
     switch (reason) {
     case GONE:
         return fail(ncclRemoteError, "rank %d: the process of rank %d is gone (noticed by rank %d)", comm->rank, culprit,
@@ -27,15 +27,9 @@ ncclResult_t report_failure(struct comm *comm)
     }
 }
 
-ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what)
+/* As describe_failure, for the rank that ends the communicator. The caller has described a mismatch. */
+static ncclResult_t describe_own_failure(const struct comm *comm, enum failure_reason reason, int culprit, const char *what)
 {
-    uint64_t none = 0, failure = (uint64_t)reason | (uint64_t)culprit << 8 | (uint64_t)comm->rank << 24;
-    bool is_first = atomic_compare_exchange_strong(&comm->shared->failure, &none, failure);
-    if (is_first)
-        wake_all(comm->shared);
-    if (!is_first && reason != MISMATCH)
-        return report_failure(comm);
-    comm->asynchronous_error = reason == MISMATCH ? ncclInvalidUsage : ncclRemoteError;
     switch (reason) {
     case GONE:
         return fail(ncclRemoteError, "rank %d: the process of rank %d is gone; %s waited for it", comm->rank, culprit, what);
@@ -46,6 +40,29 @@ ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, i
         return fail(ncclRemoteError, "rank %d: rank %d has %s the communicator; %s waited for it", comm->rank, culprit,
                     departure((enum member_state)comm->shared->members[culprit].state), what);
     default:
-        return ncclInvalidUsage; /* the caller describes the mismatch */
+        return ncclInvalidUsage;
     }
+}
+
+/* Called after the error's text is set: a thread that polls the error reads the text as soon as there is one. */
+static ncclResult_t publish(struct comm *comm, ncclResult_t error)
+{
+    comm->asynchronous_error = (int)error;
+    return error;
+}
+
+ncclResult_t report_failure(struct comm *comm)
+{
+    return publish(comm, describe_failure(comm));
+}
+
+ncclResult_t break_communicator(struct comm *comm, enum failure_reason reason, int culprit, const char *what)
+{
+    uint64_t none = 0, failure = (uint64_t)reason | (uint64_t)culprit << 8 | (uint64_t)comm->rank << 24;
+    bool is_first = atomic_compare_exchange_strong(&comm->shared->failure, &none, failure);
+    if (is_first)
+        wake_all(comm->shared);
+    if (!is_first && reason != MISMATCH)
+        return report_failure(comm);
+    return publish(comm, describe_own_failure(comm, reason, culprit, what));
 }

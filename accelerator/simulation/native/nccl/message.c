@@ -68,9 +68,9 @@ ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, 
             return ncclSuccess;
         copy_out(box, capacity, read, (char *)&header, sizeof header);
         if (header != total) {
-            break_communicator(comm, MISMATCH, operation->root, "Recv");
-            return fail(ncclInvalidUsage, "rank %d sends %llu bytes to rank %d, which receives %zu", operation->root,
-                        (unsigned long long)header, comm->rank, total);
+            fail(ncclInvalidUsage, "rank %d sends %llu bytes to rank %d, which receives %zu", operation->root,
+                 (unsigned long long)header, comm->rank, total);
+            return break_communicator(comm, MISMATCH, operation->root, "Recv");
         }
         read += sizeof header;
         available -= sizeof header;

@@ -11,6 +11,7 @@ import itertools
 import os
 import pickle
 import sys
+import time
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -100,12 +101,42 @@ def loss_of(logits: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     return F.cross_entropy(logits.flatten(0, 1), target.flatten())
 
 
+def release_finished_works() -> None:
+    """Make the process group release the tensors of its finished collectives.
+
+    From torch 2.8 on, a work holds its tensors until it is waited for. DistributedDataParallel waits for the work's future
+    instead. Then a thread of the process group, which looks at the works every 100 ms, notes that the work has ended, and the
+    next collective releases its tensors. When that is depends on the time that the program takes.
+    """
+    torch.cuda.synchronize()
+    probe = torch.zeros(1, device="cuda")
+    address = probe.data_ptr()
+    dist.all_reduce(probe, async_op=True)
+    del probe
+    deadline = time.monotonic() + 60
+    while True:
+        is_held = torch.tensor([is_allocated(address)], dtype=torch.int64).cuda()
+        dist.all_reduce(is_held)  # all ranks make the same number of calls
+        if not is_held.item():
+            return
+        assert time.monotonic() < deadline, "the process group does not release the tensor of a finished collective"
+        del is_held
+        time.sleep(0.02)
+
+
+def is_allocated(address: int) -> bool:
+    blocks = (block for segment in torch.cuda.memory_snapshot() for block in segment["blocks"])
+    return any(block["address"] == address and block["state"] == "active_allocated" for block in blocks)
+
+
 def train(model: nn.Module, micro: int = 1, clip: bool = False, loss: Any = loss_of, **options: Any) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), **options)
     for _ in range(STEPS):
         for _ in range(micro):
             batch = tokens()
             loss(model(batch), batch).backward()
+            if isinstance(model, nn.parallel.DistributedDataParallel):
+                release_finished_works()
         if clip:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
@@ -145,6 +176,7 @@ def sharded_optimizer() -> None:
     for _ in range(STEPS):
         batch = tokens()
         loss_of(model(batch), batch).backward()
+        release_finished_works()
         optimizer.step()
         optimizer.zero_grad()
     torch.cuda.synchronize()
@@ -496,6 +528,11 @@ def subgroups() -> None:
     torch.cuda.synchronize()
 
 
+def run_program(name: str) -> None:
+    PROGRAMS[name]()
+    release_finished_works()
+
+
 def run(rank: int, folder: Path, names: list[str]) -> None:
     torch.cuda.set_device(rank)
     store: Any = dist.FileStore(str(folder / "store"), WORLD)
@@ -504,7 +541,7 @@ def run(rank: int, folder: Path, names: list[str]) -> None:
     dist.barrier()
     figures: dict[str, Any] = {}
     for name in (each for each in names or PROGRAMS if each not in UNSUPPORTED):
-        figures[name] = measure(PROGRAMS[name])
+        figures[name] = measure(partial(run_program, name))
         if isinstance(figures[name], str):
             break  # the other ranks may wait for this one
         dist.barrier()

@@ -12,7 +12,7 @@ import numpy as np
 
 from tests.ptx import matrix_cases, test_opcodes
 from tests.ptx.cases import batches, failures
-from tests.ptx.harness import KernelFailed, pack, three
+from tests.ptx.harness import PACKED_PADDING, KernelFailed, pack, three
 from tests.ptx.programs import Program
 
 OLDEST_CUDA = (12, 9)
@@ -74,7 +74,7 @@ class DriverKernel:
             _check(library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(array.nbytes)))
             _check(library.cuMemcpyHtoD_v2(address, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)))
         packed = pack([np.uint64(copies[id(value)].value) if isinstance(value, np.ndarray) else value for value in arguments])
-        size = ctypes.c_size_t(len(packed))
+        size = ctypes.c_size_t(len(packed) - PACKED_PADDING)  # a GPU refuses to launch with more than the parameters
         # The parameters in one buffer: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END.
         extra = (ctypes.c_void_p * 5)(1, ctypes.cast(packed, ctypes.c_void_p).value, 2, ctypes.addressof(size), 0)
         _check(library.cuLaunchKernel(self._function, *three(grid), *three(block), shared, None, None, extra))

@@ -186,13 +186,17 @@ def three(size: int | tuple[int, ...]) -> tuple[int, int, int]:
     return (*sizes, 1, 1, 1)[:3]  # type: ignore[return-value]
 
 
+PACKED_PADDING = 16
+"""Bytes after packed arguments, because a translated kernel may read the last one with a wider load."""
+
+
 def pack(arguments: Sequence[Any]) -> ctypes.Array[ctypes.c_char]:
-    """Lay arguments out as CUDA does: each is aligned to its size."""
+    """Lay arguments out as CUDA does: each is aligned to its size. PACKED_PADDING bytes follow them."""
     packed = bytearray()
     for value in arguments:
         data = struct.pack("<Q", value.ctypes.data) if isinstance(value, np.ndarray) else value.tobytes()
         packed += bytes(-len(packed) % len(data)) + data
-    return ctypes.create_string_buffer(bytes(packed) + bytes(16))
+    return ctypes.create_string_buffer(bytes(packed), len(packed) + PACKED_PADDING)
 
 
 def _finders(arrays: Sequence[Array]) -> tuple[Any, Any]:

@@ -30,10 +30,10 @@ CALLS = {
     "index": ('"index out of bounds"', "x[bad]"),
     "_index_put_impl_": ('"index out of bounds"', "x.index_put_((bad,), torch.tensor(1., device='cuda'))"),
     "index_select of embedding": ("srcIndex < srcSelectDimSize", "F.embedding(bad, x)"),
-    "_embedding_bag_forward_only": ("input < numRows", "F.embedding_bag(bad[None], x)"),
-    "gather": ('"index out of bounds"', "x.gather(0, bad[None])"),
-    "scatter_": ('"index out of bounds"', "x.scatter_(0, bad[None], 1.)"),
-    "scatter_add_": ('"index out of bounds"', "x.scatter_add_(0, bad[None], x[:1, :1].clone())"),
+    "_embedding_bag_forward_only": ('!has_invalid_index && "Invalid input index in EmbeddingBag: index out of range [0, numRows)"', "F.embedding_bag(bad[None], x)"),
+    "gather": ('"scatter gather kernel index out of bounds"', "x.gather(0, bad[None])"),
+    "scatter_": ('"scatter gather kernel index out of bounds"', "x.scatter_(0, bad[None], 1.)"),
+    "scatter_add_": ('"scatter gather kernel index out of bounds"', "x.scatter_add_(0, bad[None], x[:1, :1].clone())"),
     "index_select": ("srcIndex < srcSelectDimSize", "x.index_select(0, bad)"),
     "index_add_": ("dstIndex < dstAddDimSize", "x.index_add_(0, bad, x[:1].clone())"),
     "index_copy_": ("index_copy_(): index out of bounds", "x.index_copy_(0, bad, x[:1].clone())"),
@@ -43,14 +43,15 @@ CALLS = {
     "nll_loss_forward": ("t >= 0 && t < n_classes", "F.cross_entropy(x[:1], bad)"),
     "nll_loss2d_forward": ("t >= 0 && t < n_classes", "F.nll_loss(x[None, :, :, None], bad.expand(1, 4, 1))"),
     "binary_cross_entropy": ("input_val >= zero && input_val <= one", "F.binary_cross_entropy(x + 1, x)"),
-    "multinomial": ("! (val < zero)", "torch.multinomial(x - bad, 2, replacement=True)"),
+    "multinomial": ("!(val < zero)", "torch.multinomial(x - bad, 2, replacement=True)"),
     "multinomial without a sum": ("cumdist[size - 1] > ", "torch.multinomial(x * (bad == 0), 2, replacement=True)"),
     "multinomial of infinity": ("cumdist[size - 1] > ", "torch.multinomial(x / (bad == 0), 2, replacement=True)"),
-    "bernoulli_ out of place": ("0 <= p1 && p1 <= 1", "torch.bernoulli(x + bad)"),
-    "bernoulli_": ("0 <= p1 && p1 <= 1", "x.bernoulli_(x + bad)"),
-    "bernoulli_ of nan": ("0 <= p1 && p1 <= 1", "torch.bernoulli(0 / (bad == 0))"),
+    "bernoulli_ out of place": ("0 <= p4 && p4 <= 1", "torch.bernoulli(x + bad)"),
+    "bernoulli_": ("0 <= p4 && p4 <= 1", "x.bernoulli_(x + bad)"),
+    "bernoulli_ of nan": ("0 <= p4 && p4 <= 1", "torch.bernoulli(0 / (bad == 0))"),
     "poisson": ("invalid Poisson rate", "torch.poisson(-x * bad)"),
-    "_assert_async": ("input[0] != 0", "torch._assert_async(x[0, 0] != x[0, 0])"),
+    "_assert_async": ("", "torch._assert_async(x[0, 0] != x[0, 0])"),
+    "_assert_async with a message": ("unequal", "torch._assert_async(x[0, 0] != x[0, 0], 'unequal')"),
 }
 
 
@@ -80,6 +81,11 @@ print((torch.ones(2, device="cuda:1") + 1).sum().item())
     assert errors.count("Assertion") == 1
     assert f": {op.partition(' ')[0]}: block: [0,0,0], thread: [0,0,0] Assertion `" in errors
     assert assertion in errors
+
+
+def test_an_assertion_without_a_message_has_no_text() -> None:
+    _, errors = run("torch._assert_async(x[0, 0] != x[0, 0])")
+    assert "_assert_async: block: [0,0,0], thread: [0,0,0] Assertion `` failed." in errors
 
 
 def test_one_hot_raises_like_the_scatter_that_it_is() -> None:

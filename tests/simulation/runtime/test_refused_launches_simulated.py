@@ -180,6 +180,31 @@ def test_a_program_of_the_driver_api_reads_it_with_its_text(runtime: ctypes.CDLL
     assert (x + 1).tolist() == [1, 1, 1, 1]
 
 
+@pytest.mark.parametrize("launches", ["own", "other"])
+def test_an_op_raises_it_beside_a_library_with_another_runtime(launches: str) -> None:
+    """As an extension that nvcc 13 compiled, on a build of torch for CUDA 12."""
+    program = f"""
+        import ctypes, torch
+        from tests.simulation.runtime.test_refused_launches_simulated import refuse
+        from tests.support.simulation_driver import loaded_runtime
+
+        x = torch.zeros(4, device="cuda")
+        own = loaded_runtime()
+        other = ctypes.CDLL("libcudart.so." + ("12" if torch.version.cuda.startswith("13") else "13"))
+        assert other.cudaFree(None) == 0
+        for _ in range(2):
+            x + 1
+            refuse({launches})
+            try:
+                x + 1
+            except RuntimeError as error:
+                print("operation not supported" in str(error))
+        print((x + 1).tolist())
+    """
+    done = python(textwrap.dedent(program), simulated_environment(gpus=1))
+    assert (done.returncode, done.stdout) == (0, "True\nTrue\n[1.0, 1.0, 1.0, 1.0]\n"), done.stderr
+
+
 def test_without_computation_launches_succeed_and_do_nothing() -> None:
     program = """
         import ctypes, torch

@@ -8,7 +8,10 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum { TEXT_SIZE = 4096 };
+enum {
+    TEXT_SIZE = 4096,
+    MAX_RUNTIMES = 2, /* libcudart.so.12 and .13: torch may use one, and an extension the other */
+};
 
 _Atomic uint64_t pending_refusal;
 
@@ -19,23 +22,25 @@ static const char *const default_reason =
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t refusals;
 static char text[TEXT_SIZE]; /* of the first launch whose error is pending */
-static _Atomic int *counter; /* of the runtime in use, which the pending error raises, so that ops look for it */
-static _Atomic int *raised;  /* the counter that it has raised, or NULL */
+static _Atomic int *counters[MAX_RUNTIMES]; /* of the runtimes in use: the pending error raises them, so that ops look for it */
+static int runtime_count;
+static bool are_raised;
 
 static void attend(void)
 {
-    if (raised)
-        (*raised)--;
-    raised = pending_refusal != 0 ? counter : NULL;
-    if (raised)
-        (*raised)++;
+    const bool is_pending = pending_refusal != 0;
+    for (int i = 0; i < runtime_count; i++)
+        *counters[i] += is_pending - are_raised;
+    are_raised = is_pending;
 }
 
 void refusal_raises(_Atomic int *needs_checks)
 {
     pthread_mutex_lock(&lock);
-    counter = needs_checks;
-    attend();
+    if (runtime_count < MAX_RUNTIMES) {
+        counters[runtime_count++] = needs_checks;
+        *needs_checks += are_raised;
+    }
     pthread_mutex_unlock(&lock);
 }
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation._torch_versions import runs_compiled_code
+from accelerator.simulation._torch_versions import release, runs_compiled_code
 from tests.support import run, simulated_environment
 
 if TYPE_CHECKING:
@@ -24,6 +24,13 @@ _build = torch_build.read()
 needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
 needs_compiled_code = pytest.mark.skipif(
     _build is None or not runs_compiled_code(_build.version), reason="torch 2.8 is the oldest whose compiled code is simulated"
+)
+
+# What a process says that looks for a lost GPU. NVML still counts it. Before 2.12, torch asks CUDA for its properties first.
+LOST_GPU = (
+    "device < num_gpus INTERNAL ASSERT FAILED"
+    if _build is not None and release(_build.version) < (2, 12)
+    else "invalid device ordinal"
 )
 
 

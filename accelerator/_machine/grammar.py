@@ -1,7 +1,7 @@
 """The grammar of ``CUDA_VISIBLE_DEVICES``: its value and the machine's GPUs determine what a process sees. Pure functions.
 
-NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. For undocumented cases
-(repeats, mixed entries, blanks) this follows torch's parser.
+NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. A device that is repeated before
+that end empties the list, as the driver of CUDA 13.0 does. Other undocumented cases (mixed entries, blanks) follow torch's parser.
 """
 
 from __future__ import annotations
@@ -74,13 +74,12 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
         return Selection(())
     texts = text.split(",")
     if text.startswith("GPU-"):
-        entries = _read(texts, [_gpu_uuid(entry, gpus) for entry in texts], texts)
+        read = _read(texts, [_gpu_uuid(entry, gpus) for entry in texts])
     elif text.startswith("MIG-"):
-        entries = _read(texts, [_instance(entry, gpus) for entry in texts], texts)
+        read = _read(texts, [_instance(entry, gpus) for entry in texts])
     else:
-        ordinals = [_parse_integer(entry) for entry in texts]
-        entries = _read(texts, [_ordinal(ordinal, gpus) for ordinal in ordinals], ordinals)
-    return Selection(_one_instance(entry.target for entry in entries if entry.target), entries)
+        read = _read(texts, [_ordinal(_parse_integer(entry), gpus) for entry in texts])
+    return Selection(_one_instance(entry.target for entry in read if entry.target), read)
 
 
 def quoted(text: str) -> str:
@@ -95,31 +94,37 @@ def needs_uuids(text: str | None) -> bool:
 
 def hides_all(text: str | None) -> bool:
     """Whether the variable hides every device, whatever the machine has."""
-    return text is not None and not listed(text)
+    if text is None:
+        return False
+    first = entries(text)[:2]
+    return not first or first[0] in first[1:]  # a repeat of the first entry empties the list, or that entry does not exist
 
 
 def listed(text: str) -> tuple[str, ...]:
+    """The entries of a list, or none if one is repeated, which empties the list where all of them exist."""
+    found = entries(text)
+    return found if len(set(found)) == len(found) else ()
+
+
+def entries(text: str) -> tuple[str, ...]:
     """The entries of a list, up to the first that is invalid on any machine, in normal form."""
-    entries: list[str] = []
+    found: list[str] = []
     prefix = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), None)
     for entry in text.split(","):
         ordinal = _parse_integer(entry)
-        if not entry.startswith(prefix) if prefix else ordinal is None or ordinal < 0:
+        if not entry.startswith(prefix) or entry == "GPU-" if prefix else ordinal is None or ordinal < 0:
             break
-        normal = entry if prefix else str(ordinal)
-        if normal in entries:
-            return ()
-        entries.append(normal)
-    return tuple(entries)
+        found.append(entry if prefix else str(ordinal))
+    return tuple(found)
 
 
-def _read(texts: Sequence[str], items: Sequence[Target | str], keys: Sequence[object]) -> tuple[Entry, ...]:
-    """The entries as CUDA reads them: the first invalid entry ends the list, and a repeat empties it."""
-    repeated = _repeated(items, keys)
+def _read(texts: Sequence[str], items: Sequence[Target | str]) -> tuple[Entry, ...]:
+    """The entries as CUDA reads them: the first invalid entry ends the list, and a repeat before it empties the list."""
+    end = next((i for i, item in enumerate(items) if isinstance(item, str)), len(items))
+    repeated = _repeated(items[:end])
     if repeated is not None:
         problem = "repeats an earlier entry, which empties the whole list"
         return tuple(Entry(text, None, problem if i == repeated else None) for i, text in enumerate(texts))
-    end = next((i for i, item in enumerate(items) if isinstance(item, str)), len(items))
     return tuple(
         Entry(text, item)
         if i < end and isinstance(item, Target)
@@ -128,28 +133,9 @@ def _read(texts: Sequence[str], items: Sequence[Target | str], keys: Sequence[ob
     )
 
 
-def _repeated(items: Sequence[Target | str], keys: Sequence[object]) -> int | None:
-    """The position of the first entry that repeats an earlier text, unknown devices included, or an earlier device."""
-    spellings: set[object] = set()
-    for i, (item, key) in enumerate(zip(items, keys, strict=True)):
-        if key in spellings:
-            return i
-        if isinstance(item, _Malformed):
-            break
-        spellings.add(key)
-    devices: set[object] = set()
-    for i, item in enumerate(items):
-        if isinstance(item, str):
-            break
-        device = item.gpu, item.instance and item.instance.uuid
-        if device in devices:
-            return i
-        devices.add(device)
-    return None
-
-
-class _Malformed(str):
-    """Why an entry is malformed: reading ends there, and later repeats do not count."""
+def _repeated(targets: Sequence[Target | str]) -> int | None:
+    """The position of the first target that is an earlier one, too."""
+    return next((i for i, target in enumerate(targets) if target in targets[:i]), None)
 
 
 def _parse_integer(text: str) -> int | None:
@@ -164,9 +150,9 @@ def _parse_integer(text: str) -> int | None:
 
 def _ordinal(ordinal: int | None, gpus: Sequence[Gpu]) -> Target | str:
     if ordinal is None:
-        return _Malformed("is not a number")
+        return "is not a number"
     if ordinal < 0:
-        return _Malformed("is negative")
+        return "is negative"
     if ordinal >= len(gpus):
         return f"is beyond the {len(gpus)} GPUs of this machine" if len(gpus) != 1 else "is beyond the only GPU of this machine"
     return _whole(ordinal, gpus)
@@ -174,8 +160,8 @@ def _ordinal(ordinal: int | None, gpus: Sequence[Gpu]) -> Target | str:
 
 def _gpu_uuid(text: str, gpus: Sequence[Gpu]) -> Target | str:
     if not text.startswith("GPU-"):
-        return _Malformed("is not the UUID of a GPU, as the first entry is")
-    matches = [i for i, gpu in enumerate(gpus) if gpu.uuid.startswith(text)]
+        return "is not the UUID of a GPU, as the first entry is"
+    matches = [i for i, gpu in enumerate(gpus) if gpu.uuid.startswith(text) and text != "GPU-"]
     if len(matches) != 1:
         return "matches several GPUs" if matches else "matches no GPU"
     return _whole(matches[0], gpus)
@@ -183,7 +169,7 @@ def _gpu_uuid(text: str, gpus: Sequence[Gpu]) -> Target | str:
 
 def _instance(text: str, gpus: Sequence[Gpu]) -> Target | str:
     if not text.startswith("MIG-"):
-        return _Malformed("is not the UUID of a MIG instance, as the first entry is")
+        return "is not the UUID of a MIG instance, as the first entry is"
     matches = [
         Target(i, instance)
         for i, gpu in enumerate(gpus)

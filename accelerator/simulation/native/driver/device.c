@@ -24,16 +24,19 @@ static void describe(struct sim_device *device, int ordinal, struct visible_devi
     sim_pci_address(visible.gpu, &device->pci_domain, &device->pci_bus);
 }
 
-void devices_enumerate(void)
+CUresult devices_enumerate(void)
 {
     struct visible_device visible[SIM_MAX_GPUS];
     const int count = visible_devices(visible);
+    if (count == REPEATED_DEVICE)
+        return ERROR_INVALID_DEVICE;
     device_count = 0;
     for (int i = 0; i < count; i++)
         if (!faults_is_lost(visible[i].gpu)) {
             describe(&devices[device_count], device_count, visible[i]);
             device_count++;
         }
+    return device_count == 0 ? ERROR_NO_DEVICE : SUCCESS;
 }
 
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)

@@ -26,7 +26,9 @@ struct visible_device {
     int gpu, instance;
 };
 
-/* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER, and returns their number. */
+enum { REPEATED_DEVICE = -1 };
+
+/* Fills in the devices that CUDA_VISIBLE_DEVICES leaves, in CUDA_DEVICE_ORDER. Returns their number, or REPEATED_DEVICE. */
 int visible_devices(struct visible_device visible[SIM_MAX_GPUS]);
 
 /* device.c */
@@ -34,7 +36,7 @@ enum { SIM_TENSOR_MAP_MAJOR = 9 }; /* of the compute capability: older GPUs have
 extern struct sim_device devices[SIM_MAX_GPUS];
 extern int device_count;
 
-void devices_enumerate(void);
+CUresult devices_enumerate(void);
 
 static inline bool is_device(int ordinal)
 {

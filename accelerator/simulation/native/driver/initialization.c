@@ -53,9 +53,7 @@ static CUresult initialize(void)
     driver_state = sim_state_open();
     if (driver_state)
         faults_use(sim_state_faults(driver_state));
-    devices_enumerate();
-    if (device_count == 0)
-        return ERROR_NO_DEVICE;
+    RETURN_IF_ERROR(devices_enumerate());
     if (!driver_state)
         return ERROR_OPERATING_SYSTEM;
     sim_state_drop_self(driver_state);

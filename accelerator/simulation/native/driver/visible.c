@@ -1,7 +1,7 @@
 /* CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as the driver reads them.
  *
- * The CUDA guide leaves some of the grammar open: repeats, mixed types, blanks before UUIDs. These cases follow PyTorch's
- * own parser. */
+ * The CUDA guide leaves some of the grammar open. The first invalid entry ends the list, and a repeat before it is an error, as
+ * with the driver of CUDA 13.0. Mixed types and blanks before UUIDs follow PyTorch's own parser. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
@@ -90,10 +90,12 @@ static bool names(const char *entry, int gpu, int instance)
     return has_prefix(uuid, entry) || (instance != SIM_WHOLE_GPU && is_old_instance_name(entry, gpu, instance));
 }
 
-/* Finds the only GPU, or with `mig` the only instance, whose UUID begins with the entry. */
+/* Finds the only GPU, or with `mig` the only instance, whose UUID begins with the entry. "GPU-" alone names none. */
 static bool find_by_uuid(const char *entry, bool mig, struct visible_device *device)
 {
     int matches = 0;
+    if (strcmp(entry, "GPU-") == 0)
+        return false;
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
         int first = mig ? 0 : SIM_WHOLE_GPU;
         int last = mig ? sim_config()->gpus[gpu].instances - 1 : SIM_WHOLE_GPU;
@@ -114,26 +116,18 @@ static bool contains(const struct list *list, struct visible_device device)
     return false;
 }
 
-/* A list of UUIDs ends at the first entry of another type; the same text or device twice empties it. */
-static void read_uuids(const struct entries *entries, const char *prefix, struct list *list)
+/* A list of UUIDs ends at the first entry of another type. */
+static bool read_uuids(const struct entries *entries, const char *prefix, struct list *list)
 {
     bool mig = prefix[0] == 'M';
-    int usable = 0;
-    for (; usable < entries->count && has_prefix(entries->items[usable], prefix); usable++)
-        for (int i = 0; i < usable; i++)
-            if (strcmp(entries->items[i], entries->items[usable]) == 0)
-                return;
-
     struct visible_device matched[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
     struct list named = {matched, 0};
-    for (int i = 0; i < usable; i++) {
+    for (int i = 0; i < entries->count && has_prefix(entries->items[i], prefix); i++) {
         struct visible_device device;
         if (!find_by_uuid(entries->items[i], mig, &device))
             break;
-        if (contains(&named, device)) {
-            list->count = 0;
-            return;
-        }
+        if (contains(&named, device))
+            return false;
         named.devices[named.count++] = device;
         if (mig) {
             if (list->count < SIM_MAX_GPUS)
@@ -142,6 +136,7 @@ static void read_uuids(const struct entries *entries, const char *prefix, struct
             break;
         }
     }
+    return true;
 }
 
 /* Reads like strtol, but skips only ASCII blanks. Returns -1 for an entry that ends the list. */
@@ -161,35 +156,36 @@ static long read_ordinal(const char *entry)
     return negative && value != 0 ? -1 : value;
 }
 
-/* A list of ordinals ends at the first entry that is not one. A repeated value empties it, even a value beyond the GPUs. */
-static void read_ordinals(const struct entries *entries, const int *order, int gpu_count, struct list *list)
+/* A list of ordinals ends at the first entry that is not the ordinal of a GPU. */
+static bool read_ordinals(const struct entries *entries, const int *order, int gpu_count, struct list *list)
 {
-    long *values = calloc((size_t)entries->count, sizeof *values);
-    int usable = 0;
-    bool repeated = false;
-    for (; usable < entries->count && !repeated; usable++) {
-        values[usable] = read_ordinal(entries->items[usable]);
-        if (values[usable] < 0)
+    bool is_listed[SIM_MAX_GPUS] = {false};
+    for (int i = 0; i < entries->count; i++) {
+        long ordinal = read_ordinal(entries->items[i]);
+        if (ordinal < 0 || ordinal >= gpu_count)
             break;
-        for (int i = 0; i < usable; i++)
-            repeated |= values[i] == values[usable];
+        if (is_listed[ordinal])
+            return false;
+        is_listed[ordinal] = true;
+        if (!append_gpu(list, order[ordinal]))
+            break;
     }
-    for (int i = 0; i < usable && !repeated; i++)
-        if (values[i] >= gpu_count || !append_gpu(list, order[values[i]]))
-            break;
-    free(values);
+    return true;
 }
 
-static void read_variable(const char *value, const int *order, int gpu_count, struct list *list)
+/* Returns false if a device is repeated. */
+static bool read_variable(const char *value, const int *order, int gpu_count, struct list *list)
 {
     struct entries entries = split(value);
+    bool is_valid;
     if (has_prefix(value, "GPU-"))
-        read_uuids(&entries, "GPU-", list);
+        is_valid = read_uuids(&entries, "GPU-", list);
     else if (has_prefix(value, "MIG-"))
-        read_uuids(&entries, "MIG-", list);
+        is_valid = read_uuids(&entries, "MIG-", list);
     else
-        read_ordinals(&entries, order, gpu_count, list);
+        is_valid = read_ordinals(&entries, order, gpu_count, list);
     free_entries(&entries);
+    return is_valid;
 }
 
 /* A process that has any instance enumerates one instance and nothing else. */
@@ -209,9 +205,9 @@ int visible_devices(struct visible_device visible[SIM_MAX_GPUS])
     struct list list = {visible, 0};
 
     const char *value = getenv("CUDA_VISIBLE_DEVICES");
-    if (value)
-        read_variable(value, order, gpu_count, &list);
-    else
+    if (value && !read_variable(value, order, gpu_count, &list))
+        return REPEATED_DEVICE;
+    if (!value)
         for (int i = 0; i < gpu_count; i++)
             append_gpu(&list, order[i]);
     apply_mig_rule(&list);

@@ -442,7 +442,7 @@ def test_record_stream(records: bool, machine: Machine) -> None:
         address = tensor.data_ptr()
         side.wait_stream(acc.current_stream())
         with acc.stream(side):
-            torch.cuda._sleep(500_000_000)
+            torch.cuda._sleep(4_000_000_000)  # 2 s: the next kernel may have to be loaded first
             doubled = tensor * 2
         if records:
             acc.record_stream(tensor, side)

@@ -1,7 +1,7 @@
 """The grammar of ``CUDA_VISIBLE_DEVICES``: its value and the machine's GPUs determine what a process sees. Pure functions.
 
-NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. A device that is repeated before
-that end empties the list, as the driver of CUDA 13.0 does. Other undocumented cases (mixed entries, blanks) follow torch's parser.
+NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. A device that is repeated
+before that end empties the list, as the driver of CUDA 13.0 does. Other cases (mixed entries, blanks) follow torch's parser.
 """
 
 from __future__ import annotations

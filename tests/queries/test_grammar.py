@@ -34,8 +34,8 @@ def chosen(text: str | None, gpus: list[Gpu] | None = None) -> list[Any]:
     return [(target.gpu, target.instance.gi) if target.instance else target.gpu for target in selection.targets]
 
 
-# NVIDIA does not document the rows marked "open". They follow torch's parser until a test on hardware decides them. A GPU with a
-# driver of CUDA 13.0 has decided those marked "measured".
+# NVIDIA does not document the rows marked "open" and "measured". A GPU with a driver of CUDA 13.0 has decided the latter. The
+# others follow torch's parser until a test on hardware decides them.
 TABLE: list[tuple[str | None, list[int]]] = [
     (None, [0, 1, 2, 3]),
     ("", []),
@@ -208,8 +208,9 @@ def test_problem_shortens_long_entries(length: int, expected: str) -> None:
 
 @pytest.mark.parametrize(
     ("text", "needs_uuids", "hides_all"),
-    [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True), ("0,1,1", False, False), (A, True, False),
-     ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True), ("GPU-", True, True)],
+    [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True),
+     ("0,1,1", False, False), (A, True, False), ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True),
+     ("GPU-", True, True)],
 )  # fmt: skip
 def test_needs_uuids_and_hides_all(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
     assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)

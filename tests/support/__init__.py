@@ -32,7 +32,7 @@ def inherited_environment(**variables: str) -> dict[str, str]:
 
 
 def plain_environment(**variables: str) -> dict[str, str]:
-    """Return the environment of a machine without GPUs: no simulation, and no driver and no NVML even if there are real ones."""
+    """Return the environment of a machine without GPUs: no simulation, no driver, no NVML, also where there are real ones."""
     machine = environment(driver="absent", nvml="absent", gpus=0, compute=False)
     kept = {name: value for name, value in machine.items() if not name.startswith("ACCELERATOR_SIM_")}
     kept.pop("LD_PRELOAD", None)

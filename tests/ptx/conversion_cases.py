@@ -97,11 +97,17 @@ def to_integers() -> Iterator[Case]:
                 modifier: str = modifier,
                 low: int = low,
                 high: int = high,
+                of_nan: int = _integer_of_nan(target, source),
             ) -> int:
                 number = format.decode(format.flush(a) if ".ftz" in modifier else a)
-                return reference.to_integer(number, rounding, low, high)
+                return of_nan if number.is_nan else reference.to_integer(number, rounding, low, high)
 
             yield _case(f"cvt.{rounding}{modifier}.{target}.{source}", target, source, _near_integers(source, target), convert)
+
+
+def _integer_of_nan(target: str, source: str) -> int:
+    """NaN gives 0, or the highest bit alone if it is of double precision or the result has 64 bits."""
+    return 1 << (int(target[1:]) - 1) if source == "f64" or target.endswith("64") else 0
 
 
 def _near_integers(source: str, target: str) -> list[list[int]]:

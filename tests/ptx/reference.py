@@ -225,9 +225,7 @@ def order(a: Number) -> tuple[Fraction | float, bool]:
 
 
 def to_integer(a: Number, mode: str, low: int, high: int) -> int:
-    """Round to an integer and clamp it; NaN gives 0. The mode is rni, rzi, rmi or rpi."""
-    if a.is_nan:
-        return 0
+    """Round a number to an integer and clamp it. The mode is rni, rzi, rmi or rpi."""
     if a.is_infinite:
         return low if a.is_negative else high
     assert isinstance(a.size, Fraction)

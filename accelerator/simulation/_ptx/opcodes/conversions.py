@@ -87,12 +87,15 @@ def _source(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 
 def _float_to_integer(code: Code, instruction: Instruction, choices: Choices) -> str:
-    """Rounds, then clamps to the result's range; NaN gives 0."""
+    """Rounds, then clamps to the result's range."""
     target = TYPES[choices["D"]]
-    suffix = "" if choices["A"] == "f64" else "f"
+    is_double = choices["A"] == "f64"
+    suffix = "" if is_double else "f"
     rounded = f"__builtin_{_TO_INTEGER[choices['rnd']]}{suffix}({_source(code, instruction, choices)})"
     function = "signed_of" if target.kind == "signed" else "unsigned_of"
-    return code.write(instruction.operands[0], target, f"({target.c}){function}({rounded}, {target.bits})")
+    return code.write(
+        instruction.operands[0], target, f"({target.c}){function}({rounded}, {target.bits}, {str(is_double).lower()})"
+    )
 
 
 def _float_to_float(code: Code, instruction: Instruction, choices: Choices) -> str:

@@ -77,20 +77,28 @@ DIRECTED_CONVERSION(directed_f64_of_s64, double, s64, "+r")
 DIRECTED_CONVERSION(directed_f64_of_u64, double, u64, "+r")
 #undef DIRECTED_CONVERSION
 
-/* Conversions to integers saturate, and NaN gives 0. The value has been rounded. */
-INLINE s64 signed_of(double value, u32 bits)
+/* Conversions to integers saturate. NaN gives 0, or the highest bit alone if its source has double precision or the
+ * result has 64 bits. The value has been rounded. */
+INLINE u64 integer_of_nan(u32 bits, bool is_double)
+{
+    return is_double || bits == 64 ? 1ull << (bits - 1) : 0;
+}
+
+INLINE s64 signed_of(double value, u32 bits, bool is_double)
 {
     double limit = bits == 64 ? 0x1p63 : (double)(1ull << (bits - 1));
     if (value != value)
-        return 0;
+        return (s64)integer_of_nan(bits, is_double);
     if (value >= limit)
         return (s64)(~0ull >> (65 - bits));
     return value < -limit ? -(s64)(~0ull >> (65 - bits)) - 1 : (s64)value;
 }
 
-INLINE u64 unsigned_of(double value, u32 bits)
+INLINE u64 unsigned_of(double value, u32 bits, bool is_double)
 {
     double limit = bits == 64 ? 0x1p64 : (double)(1ull << bits);
+    if (value != value)
+        return integer_of_nan(bits, is_double);
     return !(value > 0) ? 0 : value >= limit ? ~0ull >> (64 - bits) : (u64)value;
 }
 

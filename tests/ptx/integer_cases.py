@@ -239,7 +239,7 @@ def _highest(a: int, width: int, is_signed: bool, counts_shifts: bool) -> int:
 def _field(a: int, position: int, length: int, width: int, is_signed: bool) -> int:
     """bfe as PTX's documentation computes it, bit by bit."""
     last = width - 1
-    position, length = position & 255, length & 255
+    position, length = _place(position, width), _place(length, width)
     sign = a >> min(position + length - 1, last) & 1 if is_signed and length else 0
     result = 0
     for i in range(width):
@@ -248,8 +248,13 @@ def _field(a: int, position: int, length: int, width: int, is_signed: bool) -> i
     return result
 
 
+def _place(number: int, width: int) -> int:
+    """Restrict a position or a length to 8 bits: a GPU takes the low ones, but clamps those of 64-bit fields."""
+    return number & 255 if width == 32 else min(number, 255)
+
+
 def _inserted(a: int, b: int, position: int, length: int, width: int) -> int:
-    position, length = position & 255, length & 255
+    position, length = _place(position, width), _place(length, width)
     for i in range(length):
         if position + i < width:
             b = (b & ~(1 << (position + i))) | ((a >> i & 1) << (position + i))

@@ -62,9 +62,15 @@ DIVISION(32)
 DIVISION(64)
 #undef DIVISION
 
+/* The position or length of a bit field has 8 bits: a GPU takes the low ones, but clamps those of 64-bit fields. */
+INLINE u32 restrict_place(u32 number, u32 width)
+{
+    return width == 32 || number < 256 ? number & 255 : 255;
+}
+
 INLINE u64 bit_field(u64 a, u32 position, u32 length, u32 width, bool is_signed)
 {
-    position &= 255, length &= 255;
+    position = restrict_place(position, width), length = restrict_place(length, width);
     if (length == 0)
         return 0;
     u32 last = position + length - 1 < width - 1 ? position + length - 1 : width - 1;
@@ -77,7 +83,7 @@ INLINE u64 bit_field(u64 a, u32 position, u32 length, u32 width, bool is_signed)
 
 INLINE u64 insert_bit_field(u64 a, u64 b, u32 position, u32 length, u32 width)
 {
-    position &= 255, length &= 255;
+    position = restrict_place(position, width), length = restrict_place(length, width);
     if (position >= width || length == 0)
         return b;
     u64 mask = (length < 64 ? (1ull << length) - 1 : ~0ull) << position;

@@ -95,10 +95,13 @@ def _spaces() -> Iterator[Case]:
 
 
 def stacks() -> Iterator[Case]:
-    """Memory of alloca keeps what is stored until the stack is restored, and then is used again."""
+    """Memory of alloca keeps what is stored until the stack is restored, and then is used again.
+
+    The two sizes differ, because ptxas 13.0 takes two alloca of the same size for one.
+    """
     text = (
         ".reg .b64 %saved, %first, %second, %again, %same; .reg .b32 %value; .reg .pred %is_same;"
-        " stacksave.u64 %saved; alloca.u64 %first, 16, 8; alloca.u64 %second, 16, 8;"
+        " stacksave.u64 %saved; alloca.u64 %first, 16, 8; alloca.u64 %second, 32, 8;"
         " st.local.b32 [%first], <a>; st.local.b32 [%second], 77; ld.local.b32 %value, [%first];"
         " stackrestore.u64 %saved; alloca.u64 %again, 16, 8; stackrestore.u64 %saved;"
         " setp.eq.u64 %is_same, %first, %again; selp.b32 <d>, %value, 0, %is_same;"

@@ -134,7 +134,10 @@ PLANTED = {
         "device-side assert triggered",
         r"^k\.cu:7: check: block: \[0,0,0\], thread: \[3,0,0\] Assertion `x > 0` failed\.$",
     ),
-    "deep": ("hardware stack error", r"deep on device 1 fails .*: block \(0,0,0\), thread \(0,0,0\): its stack overflows$"),
+    "deep": (
+        "an illegal memory access was encountered",
+        r"deep on device 1 fails .*: block \(0,0,0\), thread \(0,0,0\): its stack overflows$",
+    ),
     "loops": ("the launch timed out and was terminated", r"loops on device 2 fails .*no block has ended for 1 s"),
     "locked": ("the launch timed out and was terminated", r"locked on device 3 fails .*no block has ended for 1 s"),
     "apart": (

@@ -46,7 +46,7 @@
     do {                                                                                                               \
         t->local_top += (frame_size);                                                                                  \
         if (__builtin_expect(t->local_top > t->local_end || (char *)__builtin_frame_address(0) < k->stack_end, 0))     \
-            services->fail(k, KERNEL_STACK_ERROR, "its stack overflows");                                              \
+            services->fail(k, KERNEL_ILLEGAL_ADDRESS, "its stack overflows");                                              \
     } while (0)
 
 /* What a kernel passes to the functions that it calls. */
@@ -78,7 +78,7 @@ INLINE char *allocate_on_stack(struct thread *t, u64 size, u32 alignment)
 {
     char *start = (char *)(((u64)t->local_top + alignment - 1) / alignment * alignment);
     if (size > (u64)(t->local_end - t->local_base) || start + size > t->local_end)
-        services->fail(t->worker, KERNEL_STACK_ERROR, "its stack overflows");
+        services->fail(t->worker, KERNEL_ILLEGAL_ADDRESS, "its stack overflows");
     t->local_top = start + size;
     return start;
 }

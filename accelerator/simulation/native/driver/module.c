@@ -203,16 +203,18 @@ SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
     return function ? SUCCESS : ERROR_INVALID_VALUE;
 }
 
-/* The parameters as one buffer, if `extra` has it. */
-static const char *buffer_in(void **extra)
+/* The parameters as one buffer, if `extra` has it. Its data is NULL otherwise. */
+static struct sim_parameter_buffer buffer_in(void **extra)
 {
-    static void *const buffer_key = (void *)1;
-    while (extra && *extra) {
+    static void *const buffer_key = (void *)1, *const size_key = (void *)2;
+    struct sim_parameter_buffer buffer = {NULL, 0};
+    for (; extra && *extra; extra += 2) {
         if (*extra == buffer_key)
-            return extra[1];
-        extra += 2;
+            buffer.data = extra[1];
+        else if (*extra == size_key && extra[1])
+            buffer.size = *(const size_t *)extra[1];
     }
-    return NULL;
+    return buffer;
 }
 
 static CUresult launch(void *function, const struct sim_launch *launched, CUstream stream, void **parameters, void **extra)
@@ -228,7 +230,8 @@ static CUresult launch(void *function, const struct sim_launch *launched, CUstre
         return ERROR_INVALID_VALUE;
     if (!is_compute_enabled())
         return SUCCESS;
-    return functions->launch_function(function, launched, stream, parameters, buffer_in(extra));
+    const struct sim_parameter_buffer buffer = buffer_in(extra);
+    return functions->launch_function(function, launched, stream, parameters, buffer.data ? &buffer : NULL);
 }
 
 SIM_EXPORT CUresult cuLaunchKernel(void *function, unsigned grid_x, unsigned grid_y, unsigned grid_z, unsigned block_x,

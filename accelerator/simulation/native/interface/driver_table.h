@@ -67,6 +67,12 @@ struct sim_ipc_handle {
 };
 
 /* The functions of the runtime that the driver calls: the runtime owns the streams, and runs kernels. */
+/* The parameters of a launch as the kernel lays them out. */
+struct sim_parameter_buffer {
+    const char *data;
+    size_t size;
+};
+
 struct sim_runtime {
     int (*create_stream)(void **stream, unsigned flags, int priority);
     int (*destroy_stream)(void *stream);
@@ -81,7 +87,8 @@ struct sim_runtime {
     int (*find_function)(void *module, const char *name, void **function);
     int (*find_global)(void *module, const char *name, void **address, size_t *size);
     /* The parameters are pointers to each, or one buffer with all. */
-    int (*launch_function)(void *function, const struct sim_launch *launch, void *stream, void **parameters, const char *buffer);
+    int (*launch_function)(void *function, const struct sim_launch *launch, void *stream, void **parameters,
+                           const struct sim_parameter_buffer *buffer);
     int (*function_attribute)(void *function, int attribute, int *value);
     int (*set_function_attribute)(void *function, int attribute, int value);
     int (*function_occupancy)(void *function, int threads, size_t dynamic_shared, int *blocks);

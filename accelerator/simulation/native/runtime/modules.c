@@ -90,8 +90,27 @@ static struct translated *translated_for(const struct function *function, const 
     return find_translated(function->module->image, function->name, device->major * 10 + device->minor);
 }
 
+/* Makes pointers to the parameters in a copy of a buffer, in one allocation that the caller frees. A GPU accepts padding
+ * to 8 bytes after the parameters, and buffers that are too short: what they lack is zeros here. */
+static cudaError_t point_into(const struct sim_parameter_buffer *buffer, const struct sim_kernel_facts *facts, void ***pointers)
+{
+    size_t largest = ((size_t)facts->parameter_size + 7) & ~(size_t)7;
+    if (buffer->size > largest)
+        return ERROR_LAUNCH_OUT_OF_RESOURCES;
+    if (buffer->size == 0 && facts->parameter_count)
+        return ERROR_INVALID_VALUE;
+    *pointers = calloc(1, (facts->parameter_count + 1) * sizeof **pointers + largest);
+    if (!*pointers)
+        return ERROR_OUT_OF_MEMORY;
+    char *copy = (char *)(*pointers + facts->parameter_count + 1);
+    memcpy(copy, buffer->data, buffer->size);
+    for (uint32_t i = 0; i < facts->parameter_count; i++)
+        (*pointers)[i] = copy + facts->parameters[i][0];
+    return SUCCESS;
+}
+
 cudaError_t launch_function(void *handle, const struct sim_launch *launch, void *stream_handle, void **parameters,
-                            const char *buffer)
+                            const struct sim_parameter_buffer *buffer)
 {
     struct function *function = handle;
     const struct sim_device *device = driver->current();
@@ -103,16 +122,13 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
         return ERROR_OUT_OF_MEMORY;
     const char *reason = refusal_of_launch(launch->has_clusters);
     cudaError_t error = reason ? ERROR_NOT_SUPPORTED : translate(kernel);
-    void **arguments = parameters, **pointers = NULL;
-    if (error == SUCCESS && buffer) {
-        arguments = pointers = calloc(kernel->facts.parameter_count + 1, sizeof *pointers);
-        for (uint32_t i = 0; pointers && i < kernel->facts.parameter_count; i++)
-            pointers[i] = (char *)buffer + kernel->facts.parameters[i][0];
-    }
-    if (error == SUCCESS && kernel->facts.parameter_count && !arguments)
-        error = buffer ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_VALUE;
+    void **pointers = NULL;
+    if (error == SUCCESS && buffer)
+        error = point_into(buffer, &kernel->facts, &pointers);
+    else if (error == SUCCESS && kernel->facts.parameter_count && !parameters)
+        error = ERROR_INVALID_VALUE;
     if (error == SUCCESS)
-        error = launch_translated(stream, kernel, launch, arguments);
+        error = launch_translated(stream, kernel, launch, buffer ? pointers : parameters);
     free(pointers);
     if (error != ERROR_NOT_SUPPORTED)
         return error;

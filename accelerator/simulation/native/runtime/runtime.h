@@ -340,7 +340,7 @@ cudaError_t unload_module(void *module);
 cudaError_t find_function(void *module, const char *name, void **function);
 cudaError_t find_global(void *module, const char *name, void **address, size_t *size);
 cudaError_t launch_function(void *function, const struct sim_launch *launch, void *stream, void **parameters,
-                            const char *buffer);
+                            const struct sim_parameter_buffer *buffer);
 cudaError_t function_attribute(void *function, int attribute, int *value);
 cudaError_t set_function_attribute(void *function, int attribute, int value);
 cudaError_t function_occupancy(void *function, int threads, size_t dynamic_shared, int *blocks);

@@ -397,8 +397,8 @@ class Wmma:
 
 LAYOUTS = ("row", "col")
 SPACES = ("global", "shared", "")
-STRIDE = 4
-"""Elements between the end of a row or column and the next one, if a program gives the stride."""
+ROW_ALIGNMENT = 32
+"""Bytes. Each row or column of a matrix must be aligned to the size of a fragment, which has at most so many."""
 
 
 def wmmas() -> list[Wmma]:
@@ -436,8 +436,10 @@ class WmmaProgram:
         self.text = self._write()
 
     def _lead(self, name: str, layout: str) -> int:
+        """Return the distance of rows or columns in elements, which is more than their length."""
         rows, columns = self._wmma.size(name)
-        return (columns if layout == "row" else rows) + STRIDE
+        per_line = ROW_ALIGNMENT * 8 // _BITS[self._wmma.type(name)]
+        return ((columns if layout == "row" else rows) // per_line + 1) * per_line
 
     def _lay_out(self, name: str, layout: str) -> int:
         """Append a matrix; return where it begins."""

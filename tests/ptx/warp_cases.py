@@ -36,7 +36,13 @@ def _expected(rows: Sequence[list[int]], operation: Operation, masks: Sequence[i
 
 
 def both(
-    variant: str, text: str, sizes: tuple[int, ...], rows: list[list[int]], operation: Operation, declare: str = ""
+    variant: str,
+    text: str,
+    sizes: tuple[int, ...],
+    rows: list[list[int]],
+    operation: Operation,
+    declare: str = "",
+    diverged_rows: list[list[int]] | None = None,
 ) -> Iterator[Case]:
     """Yield a case with all lanes, and one in which lanes have diverged.
 
@@ -47,6 +53,7 @@ def both(
         rows: The operands of each lane.
         operation: The reference.
         declare: Declarations of registers.
+        diverged_rows: The operands of each lane if lanes have diverged; None: the same.
     """
     together = text.replace("<mask>", f"{ALL:#x}")
     is_old = ".sync" not in variant and variant.startswith(("shfl", "vote"))
@@ -58,6 +65,7 @@ def both(
         f" @%is_odd bra odd; {text.replace('<mask>', f'{EVEN:#x}')} bra.uni end;"
         f" odd: {text.replace('<mask>', f'{ODD:#x}')} end: }}"
     )
+    rows = diverged_rows or rows
     yield Case(variant, diverged, sizes, rows, _expected(rows, operation, [EVEN, ODD]), target=target, group="diverged")
 
 
@@ -91,22 +99,22 @@ def shuffles() -> Iterator[Case]:
             mask = (0, 16, 24, 28)[segment]
             row[1] = generator.randrange(5)
             row[2] = mask << 8 | (0 if mode == "up" else 31)
+        # The value of a lane that does not take part is undefined, so even lanes read even ones, and odd lanes odd ones.
+        diverged_rows = [[a, b & ~1 | (lane & 1 if mode == "idx" else 0), c] for lane, (a, b, c) in enumerate(rows)]
 
         def shuffle(group: dict[int, list[int]], mode: str = mode) -> dict[int, int]:
             results: dict[int, int] = {}
-            for lane, (a, b, c) in group.items():
+            for lane, (_, b, c) in group.items():
                 source, valid = _source(mode, lane, b, c)
-                # Of a lane that does not take part, the value is undefined; here it is the lane's own.
-                value = group[source][0] if source in group else a
-                results[lane] = value | int(valid) << 32
+                results[lane] = group[source][0] | int(valid) << 32
             return results
 
         show = "selp.b32 %valid, 1, 0, %p; mov.b64 <d>, {%value, %valid};"
         declare = ".reg .pred %p; .reg .b32 %value, %valid;"
         text = f"shfl.sync.{mode}.b32 %value|%p, <a>, <b>, <c>, <mask>; {show}"
-        yield from both(f"shfl.sync.{mode}.b32", text, (64, 32, 32, 32), rows, shuffle, declare)
+        yield from both(f"shfl.sync.{mode}.b32", text, (64, 32, 32, 32), rows, shuffle, declare, diverged_rows)
         text = f"shfl.{mode}.b32 %value|%p, <a>, <b>, <c>; {show}"
-        yield from both(f"shfl.{mode}.b32", text, (64, 32, 32, 32), rows, shuffle, declare)
+        yield from both(f"shfl.{mode}.b32", text, (64, 32, 32, 32), rows, shuffle, declare, diverged_rows)
 
 
 def votes() -> Iterator[Case]:

@@ -192,8 +192,8 @@ enum rounding { TO_NEAREST, TO_ZERO, TO_NEAREST_AWAY };
 INLINE u32 tf32_of_float(float value, enum rounding rounding, bool relu, bool satfinite)
 {
     u32 bits = bits_of_float(value), sign = bits & 0x80000000u, size = bits & 0x7fffffffu;
-    if (value != value)
-        return 0x7fffffff;
+    if (value != value) /* ptxas compiles .rna to integer instructions, which treat NaN like infinity */
+        return rounding == TO_NEAREST_AWAY ? (bits & ~0x1fffu) - (satfinite ? 0x2000 : 0) : 0x7fffffff;
     if (relu && sign)
         return 0;
     if (size < 0x7f800000u)

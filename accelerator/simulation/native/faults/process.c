@@ -24,10 +24,16 @@ void faults_use(struct fault_table *table)
     used_faults = table;
 }
 
-static void break_context(int gpu, int error)
+/* Returns whether the context was whole. */
+static bool break_context(int gpu, int error)
 {
     int none = 0;
-    atomic_compare_exchange_strong(&contexts[gpu].error, &none, error);
+    return atomic_compare_exchange_strong(&contexts[gpu].error, &none, error);
+}
+
+static void post_event(struct fault_table *table, int gpu, int xid)
+{
+    table->events[atomic_fetch_add(&table->event_count, 1) % SIM_MAX_EVENTS] = (uint64_t)gpu << 32 | (unsigned)xid;
 }
 
 /* What the driver writes to the kernel's log, and the event that NVML reports. */
@@ -37,7 +43,7 @@ static void log_xid(struct fault_table *table, const struct fault *fault, int gp
         return;
     unsigned domain, bus;
     char process[64] = "";
-    table->events[atomic_fetch_add(&table->event_count, 1) % SIM_MAX_EVENTS] = (uint64_t)gpu << 32 | (unsigned)fault->xid;
+    post_event(table, gpu, fault->xid);
     sim_pci_address(gpu, &domain, &bus);
     if (has_process)
         snprintf(process, sizeof process, "pid=%d, name=%s, ", getpid(), program_invocation_short_name);
@@ -300,9 +306,16 @@ int faults_sleep(int gpu, int64_t time)
     }
 }
 
+/* The Xid of a program's error, as recorded on an H100: a trap, an assertion, an illegal instruction and a stack overflow have 43. */
+static int xid_of_program(int error)
+{
+    return error == ERROR_ILLEGAL_ADDRESS ? 31 : error == ERROR_MISALIGNED_ADDRESS ? 13 : 43;
+}
+
 int faults_break(int gpu, int error)
 {
-    break_context(gpu, error);
+    if (break_context(gpu, error))
+        post_event(used_faults, gpu, xid_of_program(error));
     used_faults->is_used = 1;
     return is_blocking ? contexts[gpu].error : 0;
 }

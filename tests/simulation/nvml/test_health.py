@@ -83,7 +83,7 @@ def test_events_come_once_and_only_those_after_the_registration(tmp_path: Path) 
 n.nvmlInit()
 gpus = handles()
 events = n.nvmlEventSetCreate()
-types = [n.nvmlDeviceGetSupportedEventTypes(gpus[0]), code(n.nvmlDeviceRegisterEvents, gpus[0], 4, events)]
+types = [n.nvmlDeviceGetSupportedEventTypes(gpus[0]), code(n.nvmlDeviceRegisterEvents, gpus[0], 32, events)]
 n.nvmlDeviceRegisterEvents(gpus[0], n.nvmlEventTypeXidCriticalError, events)
 n.nvmlDeviceRegisterEvents(gpus[1], n.nvmlEventTypeXidCriticalError, events)
 found = []
@@ -98,7 +98,7 @@ report([types, found, timeouts])
 """
     faults = ["xid=63,gpu=1,after_seconds=0.5", "xid=92,gpu=0,after_seconds=0.9", "xid=92,gpu=2,after_seconds=0.1"]
     child = simulated_environment(gpus=3, state=tmp_path / "state", faults=faults)
-    assert run(program, child) == [[10, 3], [[1, 8, 63], [0, 8, 92]], [10, 10]]
+    assert run(program, child) == [[31, 3], [[1, 8, 63], [0, 8, 92]], [10, 10]]
 
 
 def test_a_set_with_a_lost_gpu_says_so_after_its_event(tmp_path: Path) -> None:

@@ -209,7 +209,7 @@ def test_identity_of_instances() -> None:
     assert by_uuid == uuids * 2
     assert gpus == [1, 1]
     assert are_instances == [0, 1, 1]
-    assert rest == [GIB, 2, 3, [9, 0]]
+    assert rest == [GIB, 2, 2, [9, 0]]
 
 
 def test_instances_have_memory_and_no_telemetry() -> None:

@@ -209,7 +209,11 @@ SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architect
 struct nvml_pci_info nvml_pci_info(int gpu)
 {
     enum { SOME_GPU_OF_NVIDIA = 0x233010de };
-    struct nvml_pci_info info = {.device_id = SOME_GPU_OF_NVIDIA};
+    const struct sim_model *model = nvml_model(&(struct nvml_device){gpu, SIM_WHOLE_GPU});
+    struct nvml_pci_info info = {
+        .device_id = model->device_id ? model->device_id : SOME_GPU_OF_NVIDIA,
+        .subsystem_id = model->subsystem_id,
+    };
     sim_pci_address(gpu, &info.domain, &info.bus);
     snprintf(info.legacy_bus_id, sizeof info.legacy_bus_id, "%04X:%02X:00.0", info.domain & 0xffff, info.bus & 0xff);
     snprintf(info.bus_id, sizeof info.bus_id, "%08X:%02X:00.0", info.domain, info.bus);

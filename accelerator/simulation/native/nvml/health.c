@@ -61,6 +61,34 @@ SIM_EXPORT int nvmlDeviceGetMemoryErrorCounter(nvml_handle handle, unsigned type
     return NVML_OK;
 }
 
+struct detailed_errors {
+    unsigned long long l1_cache, l2_cache, device_memory, register_file;
+};
+
+SIM_EXPORT int nvmlDeviceGetDetailedEccErrors(nvml_handle handle, unsigned type, unsigned counter, struct detailed_errors *errors)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, errors && type < ERROR_TYPES && counter < COUNTERS, &device));
+    *errors = (struct detailed_errors){.device_memory = count_errors(device.gpu, type, counter)};
+    return NVML_OK;
+}
+
+struct remapper_histogram {
+    unsigned all, most, some, few, none; /* banks by how many more of their rows can be remapped */
+};
+
+SIM_EXPORT int nvmlDeviceGetRowRemapperHistogram(nvml_handle handle, struct remapper_histogram *histogram)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, histogram, &device));
+    const unsigned banks = nvml_model(&device)->banks;
+    if (banks == 0)
+        return NVML_NOT_SUPPORTED;
+    const unsigned remapped = nvml_health(device.gpu)->remapped, used = remapped < banks ? remapped : banks;
+    *histogram = (struct remapper_histogram){.all = banks - used, .most = used};
+    return NVML_OK;
+}
+
 SIM_EXPORT int nvmlDeviceGetRemappedRows(nvml_handle handle, unsigned *correctable, unsigned *uncorrectable,
                                          unsigned *is_pending, unsigned *has_failed)
 {
@@ -80,7 +108,7 @@ bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long)
     enum { ECC_CURRENT = 1, ECC_PENDING, CORRECTED_VOLATILE, UNCORRECTED_VOLATILE, CORRECTED_AGGREGATE, UNCORRECTED_AGGREGATE };
     enum { REMAPPED_CORRECTABLE = 142, REMAPPED_UNCORRECTABLE, REMAPPED_PENDING, REMAPPED_FAILURE, RECOVERY_ACTION = 230 };
     const struct gpu_health *health = nvml_health(gpu);
-    *is_long = field >= CORRECTED_VOLATILE && field <= UNCORRECTED_AGGREGATE;
+    *is_long = field != RECOVERY_ACTION;
     switch (field) {
     case ECC_CURRENT:
     case ECC_PENDING:
@@ -114,7 +142,16 @@ bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long)
 
 /* ---- Events. ---- */
 
-enum { XID_EVENT = 8, DOUBLE_BIT_EVENT = 2, DOUBLE_BIT_XID = 48 };
+/* Types of events. Those of performance states and clocks do not occur, because both are constant. */
+enum {
+    SINGLE_BIT_EVENT = 1,
+    DOUBLE_BIT_EVENT = 2,
+    STATE_EVENT = 4,
+    XID_EVENT = 8,
+    CLOCK_EVENT = 16,
+    ALL_EVENTS = SINGLE_BIT_EVENT | DOUBLE_BIT_EVENT | STATE_EVENT | XID_EVENT | CLOCK_EVENT,
+};
+enum { DOUBLE_BIT_XID = 48, SINGLE_BIT_XID = 92 };
 
 struct event_set {
     uint32_t next; /* the number of the first event that it has not reported */
@@ -148,7 +185,7 @@ SIM_EXPORT int nvmlDeviceGetSupportedEventTypes(nvml_handle handle, unsigned lon
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, types, &device));
-    *types = XID_EVENT | DOUBLE_BIT_EVENT;
+    *types = ALL_EVENTS;
     return NVML_OK;
 }
 
@@ -156,7 +193,7 @@ SIM_EXPORT int nvmlDeviceRegisterEvents(nvml_handle handle, unsigned long long t
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, set, &device));
-    if (types & ~(unsigned long long)(XID_EVENT | DOUBLE_BIT_EVENT))
+    if (types & ~(unsigned long long)ALL_EVENTS)
         return NVML_NOT_SUPPORTED;
     set->types[device.gpu] |= types;
     struct fault_table *table = used_faults;
@@ -176,7 +213,10 @@ static bool take_event(struct event_set *set, struct event_data *event)
         if (found == 0) /* it is written just now */
             return false;
         set->next++;
-        const unsigned long long type = set->types[gpu] & XID_EVENT ? XID_EVENT : xid == DOUBLE_BIT_XID ? DOUBLE_BIT_EVENT : 0;
+        const unsigned long long type = set->types[gpu] & XID_EVENT ? XID_EVENT
+                                        : xid == DOUBLE_BIT_XID     ? DOUBLE_BIT_EVENT
+                                        : xid == SINGLE_BIT_XID     ? SINGLE_BIT_EVENT
+                                                                    : 0;
         if (!(set->types[gpu] & type))
             continue;
         *event = (struct event_data){nvml_encode(gpu, SIM_WHOLE_GPU), type, type == XID_EVENT ? (unsigned)xid : 0, ~0u, ~0u};

@@ -42,12 +42,13 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct nvml_memory
     return NVML_OK;
 }
 
-/* The host's window into the memory is as large as the memory and unused. */
+/* The host's window into the memory is unused, and as large as the memory if the model's is not known. */
 SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
-    uint64_t size = sim_memory_size(device.gpu, device.instance);
+    const uint64_t known = nvml_is_instance(&device) ? 0 : (uint64_t)nvml_model(&device)->bar1 << 20;
+    const uint64_t size = known ? known : sim_memory_size(device.gpu, device.instance);
     *info = (struct memory_v1){.total = size, .free = size};
     return NVML_OK;
 }

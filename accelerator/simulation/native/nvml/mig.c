@@ -74,7 +74,7 @@ SIM_EXPORT int nvmlDeviceGetGpuInstanceId(nvml_handle handle, unsigned *id)
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, id, &device));
     if (!nvml_is_instance(&device))
-        return NVML_NOT_SUPPORTED;
+        return NVML_INVALID_ARGUMENT;
     *id = (unsigned)device.instance + 1;
     return NVML_OK;
 }
@@ -84,7 +84,7 @@ SIM_EXPORT int nvmlDeviceGetComputeInstanceId(nvml_handle handle, unsigned *id)
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, id, &device));
     if (!nvml_is_instance(&device))
-        return NVML_NOT_SUPPORTED;
+        return NVML_INVALID_ARGUMENT;
     *id = 0;
     return NVML_OK;
 }

@@ -10,6 +10,7 @@
 #include "common/config.h"
 #include "common/errors.h"
 #include "common/faults.h"
+#include "common/models.h"
 #include "interface/nvml_types.h"
 
 enum { NVML_MAX_MIG_DEVICES = SIM_MAX_INSTANCES, NVML_FIRST_MIG_MAJOR = 8 };
@@ -57,6 +58,9 @@ bool nvml_is_lost(int gpu);
 /* health.c */
 const struct gpu_health *nvml_health(int gpu);
 bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long); /* returns false for other fields */
+
+/* properties.c. Never NULL; the figures of an unknown model are 0. */
+const struct sim_model *nvml_model(const struct nvml_device *device);
 
 /* topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);

@@ -4,6 +4,8 @@
 
 #include <time.h>
 
+#include "common/clock.h"
+
 /* The figures of GPU i. */
 static unsigned utilization(int i)
 {
@@ -30,12 +32,40 @@ static unsigned fan_speed(int i)
     return 25 + (unsigned)i % 75; /* percent */
 }
 
-static unsigned power(int i)
+static const struct sim_model *model_of(int i)
 {
-    return 60000 + 1000u * (unsigned)i; /* milliwatts */
+    return nvml_model(&(struct nvml_device){i, SIM_WHOLE_GPU});
 }
 
-static const unsigned power_limit = 700000, least_power_limit = 200000; /* milliwatts */
+static unsigned power_limit(int i)
+{
+    const unsigned watts = model_of(i)->power_limit;
+    return watts ? watts * 1000 : 700000; /* milliwatts */
+}
+
+/* Returns 0 for a model of which only the highest limit is known. */
+static unsigned least_power_limit(int i)
+{
+    const struct sim_model *model = model_of(i);
+    return model->power_limit ? model->least_power_limit * 1000 : 200000; /* milliwatts */
+}
+
+static unsigned power(int i)
+{
+    const unsigned drawn = 60000 + 1000u * (unsigned)i; /* milliwatts */
+    return drawn < power_limit(i) ? drawn : power_limit(i);
+}
+
+/* Millijoules since the host started. */
+static uint64_t energy(int i)
+{
+    return power(i) * (uint64_t)(now() / MILLISECOND) / 1000;
+}
+
+static unsigned fan_count(int i)
+{
+    return model_of(i)->is_passive ? 0 : 1;
+}
 
 /* Megahertz, indexed as in NVML: graphics, SM, memory, video. */
 enum { CLOCKS = 4 };
@@ -48,7 +78,8 @@ static unsigned clock_rate(int i, unsigned type)
 
 static unsigned maximum_clock_rate(int i, unsigned type)
 {
-    return clock_rate(i, type) + 500;
+    const unsigned known = model_of(i)->clocks[type];
+    return known ? known : clock_rate(i, type) + 500;
 }
 
 struct utilization_rates {
@@ -104,7 +135,34 @@ SIM_EXPORT int nvmlDeviceGetPowerManagementLimit(nvml_handle handle, unsigned *m
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power_limit;
+    *milliwatts = power_limit(device.gpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetPowerManagementDefaultLimit(nvml_handle handle, unsigned *milliwatts)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
+    *milliwatts = power_limit(device.gpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(nvml_handle handle, unsigned *least, unsigned *greatest)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, least && greatest, &device));
+    if (least_power_limit(device.gpu) == 0)
+        return NVML_NOT_SUPPORTED;
+    *least = least_power_limit(device.gpu);
+    *greatest = power_limit(device.gpu);
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetTotalEnergyConsumption(nvml_handle handle, unsigned long long *millijoules)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, millijoules, &device));
+    *millijoules = energy(device.gpu);
     return NVML_OK;
 }
 
@@ -112,7 +170,37 @@ SIM_EXPORT int nvmlDeviceGetEnforcedPowerLimit(nvml_handle handle, unsigned *mil
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power_limit;
+    *milliwatts = power_limit(device.gpu);
+    return NVML_OK;
+}
+
+enum { SHUTDOWN, SLOWDOWN, MEMORY_MAXIMUM, GPU_MAXIMUM, THRESHOLDS = 8 };
+
+SIM_EXPORT int nvmlDeviceGetTemperatureThreshold(nvml_handle handle, unsigned threshold, unsigned *degrees)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, degrees && threshold < THRESHOLDS, &device));
+    const struct sim_model *model = nvml_model(&device);
+    if (model->temperature == 0 || (threshold != SHUTDOWN && threshold != SLOWDOWN && threshold != GPU_MAXIMUM))
+        return NVML_NOT_SUPPORTED;
+    *degrees = model->temperature + (threshold == SHUTDOWN ? model->shutdown : threshold == SLOWDOWN ? model->slowdown : 0);
+    return NVML_OK;
+}
+
+struct versioned_margin {
+    unsigned version;
+    int degrees;
+};
+
+SIM_EXPORT int nvmlDeviceGetMarginTemperature(nvml_handle handle, struct versioned_margin *margin)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, margin, &device));
+    if (margin->version != (sizeof *margin | 1 << 24))
+        return NVML_VERSION_MISMATCH;
+    if (nvml_model(&device)->temperature == 0)
+        return NVML_NOT_SUPPORTED;
+    margin->degrees = (int)nvml_model(&device)->temperature - (int)temperature(device.gpu);
     return NVML_OK;
 }
 
@@ -129,6 +217,43 @@ SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsi
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS, &device));
     *megahertz = maximum_clock_rate(device.gpu, type);
+    return NVML_OK;
+}
+
+/* Nobody has set the clocks of applications, so they are the maximum. They are known with it. */
+static int application_clock(const char *function, nvml_handle handle, unsigned type, unsigned *megahertz)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, megahertz && type < CLOCKS, &device));
+    if (nvml_model(&device)->clocks[type] == 0)
+        return NVML_NOT_SUPPORTED;
+    *megahertz = nvml_model(&device)->clocks[type];
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetApplicationsClock(nvml_handle handle, unsigned type, unsigned *megahertz)
+{
+    return application_clock(__func__, handle, type, megahertz);
+}
+
+SIM_EXPORT int nvmlDeviceGetDefaultApplicationsClock(nvml_handle handle, unsigned type, unsigned *megahertz)
+{
+    return application_clock(__func__, handle, type, megahertz);
+}
+
+SIM_EXPORT int nvmlDeviceGetMaxCustomerBoostClock(nvml_handle handle, unsigned type, unsigned *megahertz)
+{
+    return application_clock(__func__, handle, type, megahertz);
+}
+
+SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id, unsigned *megahertz)
+{
+    enum { CURRENT, TARGET, DEFAULT, CUSTOMER_BOOST, IDS };
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS && id < IDS, &device));
+    if (id != CURRENT)
+        return application_clock(__func__, handle, type, megahertz);
+    *megahertz = clock_rate(device.gpu, type);
     return NVML_OK;
 }
 
@@ -159,12 +284,12 @@ SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state
     return NVML_OK;
 }
 
-/* A GPU has one fan. */
+/* A GPU has one fan, unless its model has none. */
 SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count, &device));
-    *count = 1;
+    *count = fan_count(device.gpu);
     return NVML_OK;
 }
 
@@ -172,6 +297,8 @@ SIM_EXPORT int nvmlDeviceGetFanSpeed(nvml_handle handle, unsigned *percent)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent, &device));
+    if (fan_count(device.gpu) == 0)
+        return NVML_NOT_SUPPORTED;
     *percent = fan_speed(device.gpu);
     return NVML_OK;
 }
@@ -179,9 +306,28 @@ SIM_EXPORT int nvmlDeviceGetFanSpeed(nvml_handle handle, unsigned *percent)
 SIM_EXPORT int nvmlDeviceGetFanSpeed_v2(nvml_handle handle, unsigned fan, unsigned *percent)
 {
     struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent && fan == 0, &device));
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent, &device));
+    if (fan >= fan_count(device.gpu))
+        return NVML_INVALID_ARGUMENT;
     *percent = fan_speed(device.gpu);
     return NVML_OK;
+}
+
+static int fan_detail(const char *function, nvml_handle handle, const void *result)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, result, &device));
+    return fan_count(device.gpu) == 0 ? NVML_INVALID_ARGUMENT : NVML_NOT_SUPPORTED;
+}
+
+SIM_EXPORT int nvmlDeviceGetMinMaxFanSpeed(nvml_handle handle, unsigned *least, unsigned *greatest)
+{
+    return fan_detail(__func__, handle, least ? greatest : NULL);
+}
+
+SIM_EXPORT int nvmlDeviceGetFanSpeedRPM(nvml_handle handle, void *speed)
+{
+    return fan_detail(__func__, handle, speed);
 }
 
 /* Why the clocks are throttled. The functions with Throttle in their names are older. */
@@ -214,27 +360,47 @@ SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, u
     return clock_reasons(__func__, handle, reasons, true);
 }
 
-static bool read_field(int gpu, unsigned field, unsigned *value)
+enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* nvmlValueType_t */
+
+/* Returns false for a field that is not known. */
+static bool read_field(int gpu, unsigned field, uint64_t *value, int *type)
 {
+    const struct sim_model *model = model_of(gpu);
     switch (field) {
     case 82:
         *value = memory_temperature(gpu);
         return true;
+    case 83:
+    case 191:
+        *type = UNSIGNED_LONG_LONG;
+        *value = energy(gpu);
+        return true;
     case 91:
         *value = (unsigned)nvml_link_count(gpu);
+        return *value > 0;
+    case 94: /* PCIe replays, and how often their counter overflowed */
+    case 95:
         return true;
     case 185: /* power, average */
     case 186: /* power, now */
         *value = power(gpu);
         return true;
     case 187: /* power limit: minimum */
-        *value = least_power_limit;
-        return true;
-    case 188: /* power limit: maximum, default, current */
+        *value = least_power_limit(gpu);
+        return *value > 0;
+    case 188: /* power limit: maximum, default, current, requested */
     case 189:
     case 190:
-        *value = power_limit;
+    case 192:
+        *value = power_limit(gpu);
         return true;
+    case 193: /* degrees that are left at a shutdown, at a slowdown, and at the highest temperature of the memory and of the GPU */
+    case 194:
+    case 195:
+    case 196:
+        *type = SIGNED_INT;
+        *value = (uint32_t)-(int)(field == 193 ? model->shutdown : field == 194 ? model->slowdown : 0);
+        return model->temperature > 0;
     default:
         return false;
     }
@@ -242,23 +408,24 @@ static bool read_field(int gpu, unsigned field, unsigned *value)
 
 SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct nvml_field_value *values)
 {
-    enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3 };
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(__func__, handle, values && count > 0, &device));
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
+    struct timespec time;
+    clock_gettime(CLOCK_REALTIME, &time);
     for (int i = 0; i < count; i++) {
         uint64_t value = 0;
-        unsigned figure = 0;
         bool is_long = false;
+        int type = UNSIGNED_INT;
         bool is_known = !nvml_is_instance(&device) && nvml_health_field(device.gpu, values[i].field, &value, &is_long);
-        if (!is_known && !nvml_is_instance(&device) && (is_known = read_field(device.gpu, values[i].field, &figure)))
-            value = figure;
-        values[i].timestamp = now.tv_sec * 1000000 + now.tv_nsec / 1000;
+        if (is_known && is_long)
+            type = UNSIGNED_LONG_LONG;
+        else if (!is_known && !nvml_is_instance(&device))
+            is_known = read_field(device.gpu, values[i].field, &value, &type);
+        values[i].timestamp = time.tv_sec * 1000000 + time.tv_nsec / 1000;
         values[i].latency = 0;
-        values[i].type = is_long ? UNSIGNED_LONG_LONG : UNSIGNED_INT;
+        values[i].type = is_known ? type : UNSIGNED_INT;
         values[i].result = is_known ? NVML_OK : NVML_NOT_SUPPORTED;
-        values[i].value.u64 = value;
+        values[i].value.u64 = is_known ? value : 0;
     }
     return NVML_OK;
 }

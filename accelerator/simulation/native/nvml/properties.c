@@ -1,0 +1,131 @@
+/* What does not change: figures of the model, and features that no simulated GPU uses. A figure that is not known is not supported. */
+#include "nvml.h"
+
+#include <string.h>
+
+const struct sim_model *nvml_model(const struct nvml_device *device)
+{
+    static const struct sim_model unknown;
+    const struct sim_model *model = sim_find_model(nvml_gpu(device)->name);
+    return model ? model : &unknown;
+}
+
+/* Writes a figure of a GPU, which is 0 if it is not known. */
+#define FIGURE(function, figure)                                                                                       \
+    SIM_EXPORT int function(nvml_handle handle, unsigned *value)                                                       \
+    {                                                                                                                  \
+        struct nvml_device device;                                                                                     \
+        RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, value, &device));                                             \
+        const struct sim_model *model = nvml_model(&device);                                                           \
+        if ((figure) == 0)                                                                                             \
+            return NVML_NOT_SUPPORTED;                                                                                 \
+        *value = (figure);                                                                                             \
+        return NVML_OK;                                                                                                \
+    }
+
+enum { LANES = 16 };
+
+FIGURE(nvmlDeviceGetBrand, model->brand)
+FIGURE(nvmlDeviceGetNumGpuCores, model->cores)
+FIGURE(nvmlDeviceGetMemoryBusWidth, model->bus_width)
+FIGURE(nvmlDeviceGetMaxPcieLinkGeneration, model->pcie_generation)
+FIGURE(nvmlDeviceGetGpuMaxPcieLinkGeneration, model->pcie_generation)
+FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, model->pcie_generation)
+FIGURE(nvmlDeviceGetPcieLinkMaxSpeed, model->pcie_generation) /* NVML numbers the speeds as the generations */
+FIGURE(nvmlDeviceGetMaxPcieLinkWidth, model->pcie_generation ? LANES : 0)
+FIGURE(nvmlDeviceGetCurrPcieLinkWidth, model->pcie_generation ? LANES : 0)
+FIGURE(nvmlDeviceGetPcieSpeed, model->pcie_generation ? 1000u << model->pcie_generation : 0) /* MB/s a lane: 8000 in the third one */
+
+/* The same for all GPUs. */
+#define CONSTANT(function, constant)                                                                                   \
+    SIM_EXPORT int function(nvml_handle handle, unsigned *value)                                                       \
+    {                                                                                                                  \
+        struct nvml_device device;                                                                                     \
+        RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, value, &device));                                             \
+        *value = constant;                                                                                             \
+        return NVML_OK;                                                                                                \
+    }
+
+CONSTANT(nvmlDeviceGetPowerManagementMode, 1)
+CONSTANT(nvmlDeviceGetPowerSource, 0) /* the mains */
+CONSTANT(nvmlDeviceGetPowerState, 0)
+CONSTANT(nvmlDeviceGetDisplayActive, 0)
+CONSTANT(nvmlDeviceGetDisplayMode, 1)
+CONSTANT(nvmlDeviceGetBusType, 2) /* PCIe */
+CONSTANT(nvmlDeviceGetMultiGpuBoard, 0)
+CONSTANT(nvmlDeviceGetVirtualizationMode, 0)
+CONSTANT(nvmlDeviceGetPcieReplayCounter, 0)
+CONSTANT(nvmlDeviceGetAccountingMode, 0)
+CONSTANT(nvmlDeviceGetAccountingBufferSize, 4000)
+
+SIM_EXPORT int nvmlDeviceGetBoardId(nvml_handle handle, unsigned *id)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, id, &device));
+    const struct nvml_pci_info info = nvml_pci_info(device.gpu);
+    *id = info.domain << 16 | info.bus << 8 | info.device;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetPcieThroughput(nvml_handle handle, unsigned direction, unsigned *kilobytes)
+{
+    enum { DIRECTIONS = 2 };
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, kilobytes && direction < DIRECTIONS, &device));
+    *kilobytes = 0;
+    return NVML_OK;
+}
+
+/* No program encodes or decodes on a simulated GPU. Also unavailable for a GPU in MIG mode. */
+static int idle_engine(const char *function, nvml_handle handle, unsigned *percent, unsigned *period)
+{
+    enum { MICROSECONDS = 100000 };
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, percent && period, &device));
+    if (nvml_gpu(&device)->instances != SIM_MIG_OFF)
+        return NVML_NOT_SUPPORTED;
+    *percent = 0;
+    *period = MICROSECONDS;
+    return NVML_OK;
+}
+
+#define IDLE_ENGINE(function)                                                                                          \
+    SIM_EXPORT int function(nvml_handle handle, unsigned *percent, unsigned *period)                                   \
+    {                                                                                                                  \
+        return idle_engine(__func__, handle, percent, period);                                                         \
+    }
+
+IDLE_ENGINE(nvmlDeviceGetEncoderUtilization)
+IDLE_ENGINE(nvmlDeviceGetDecoderUtilization)
+IDLE_ENGINE(nvmlDeviceGetJpgUtilization)
+IDLE_ENGINE(nvmlDeviceGetOfaUtilization)
+
+SIM_EXPORT int nvmlDeviceGetEncoderStats(nvml_handle handle, unsigned *sessions, unsigned *frames, unsigned *latency)
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, sessions && frames && latency, &device));
+    *sessions = *frames = *latency = 0;
+    return NVML_OK;
+}
+
+SIM_EXPORT int nvmlDeviceGetFBCStats(nvml_handle handle, unsigned stats[3])
+{
+    struct nvml_device device;
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, stats, &device));
+    memset(stats, 0, 3 * sizeof *stats);
+    return NVML_OK;
+}
+
+#define EMPTY_LIST(function)                                                                                           \
+    SIM_EXPORT int function(nvml_handle handle, unsigned *count, void *rows)                                           \
+    {                                                                                                                  \
+        struct nvml_device device;                                                                                     \
+        (void)rows;                                                                                                    \
+        RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count, &device));                                             \
+        *count = 0;                                                                                                    \
+        return NVML_OK;                                                                                                \
+    }
+
+EMPTY_LIST(nvmlDeviceGetEncoderSessions)
+EMPTY_LIST(nvmlDeviceGetFBCSessions)
+EMPTY_LIST(nvmlDeviceGetAccountingPids)

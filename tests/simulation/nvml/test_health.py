@@ -150,8 +150,8 @@ def test_nvidia_smi_tells_all_of_a_gpu_and_names_a_lost_one(tmp_path: Path) -> N
     values = [dict(re.findall(r"^ *(\S.*?) *: (.*)$", gpu, re.MULTILINE)) for gpu in gpus]
     recovery = [value["GPU Recovery Action"] for value in values]
     assert recovery == ["Drain and Reset", "None"]
-    assert "        Volatile\n            DRAM Correctable              : 1\n            DRAM Uncorrectable" in gpus[0]
-    assert "        Uncorrectable Error               : 1\n        Pending                           : Yes" in gpus[0]
+    assert f"            {'DRAM Correctable':43}: 1\n            DRAM Uncorrectable" in gpus[0].partition("Aggregate")[0]
+    assert f"        {'Uncorrectable Error':47}: 1\n        {'Pending':47}: Yes" in gpus[0]
     assert [value["GPU Current Temp"] for value in values] == ["31 C", "32 C"]
-    assert "Attached GPUs                             : 3" in lines
+    assert f"{'Attached GPUs':55}: 3" in lines
     assert smi(child, "-q", "-i", "2")[1].count("    ECC Errors") == 1

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -98,7 +100,7 @@ OF_ALL = {
 }
 
 
-def values(calls: dict[tuple[object, ...], object], **machine: object) -> dict[tuple[object, ...], object]:
+def values(calls: Mapping[Any, object], **machine: Any) -> dict[Any, object]:
     found = evaluate(f"{VALUES}\nreport([read(*call) for call in {list(calls)!r}])", **machine)
     return dict(zip(calls, found, strict=True))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -48,7 +49,7 @@ def test_query_returns_nvmls_values() -> None:
 
 
 def test_header_and_units() -> None:
-    done = smi("--query-gpu=name, memory.used,utilization.gpu,serial,mig.mode.current", "--format=csv", "-i", "1", gpus=2)
+    done = smi("--query-gpu=gpu_name, memory.used,utilization.gpu,serial,mig.mode.current", "--format=csv", "-i", "1", gpus=2)
     assert done.stdout.splitlines() == [
         "name, memory.used [MiB], utilization.gpu [%], serial, mig.mode.current",
         "Simulated GPU, 0 MiB, 20 %, [N/A], Disabled",
@@ -71,7 +72,7 @@ def test_nvml_errors_are_shown() -> None:
 def test_units_of_the_table_follow_values_only() -> None:
     errors = {"nvmlDeviceGetFanSpeed@1": 3, "nvmlDeviceGetTemperature@1": 15, "nvmlDeviceGetPowerUsage@1": 3}
     rows = [line.split() for line in smi(gpus=2, errors=errors).stdout.splitlines() if "P0" in line]
-    assert [row[1:6] for row in rows] == [["25%", "30C", "P0", "60.00W", "/"], ["N/A", "ERR!", "P0", "N/A", "/"]]
+    assert [row[1:6] for row in rows] == [["25%", "30C", "P0", "60W", "/"], ["N/A", "ERR!", "P0", "N/A", "/"]]
 
 
 @pytest.mark.parametrize("field", ["index", "uuid", "pci.bus_id"])
@@ -100,11 +101,11 @@ def test_processes(tmp_path: Path) -> None:
         run = lambda *words: subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout
         uuid = n.nvmlDeviceGetUUID(handles()[0])
         report([run(fields, "--format=csv").splitlines(), f"{{os.getpid()}}, {{sys.executable}}, 64 MiB, {{uuid}}",
-                [line.split()[1:4] for line in run().splitlines() if "  C  " in line], str(os.getpid())])
+                [line.split()[1:6] for line in run().splitlines() if "  C  " in line], str(os.getpid())])
     """
     rows, expected, table, pid = evaluate(program, state=tmp_path / "state")
-    assert rows == ["pid, process_name, used_memory [MiB], gpu_uuid", expected]
-    assert table == [["0", pid, "C"]]
+    assert rows == ["pid, process_name, used_gpu_memory [MiB], gpu_uuid", expected]
+    assert table == [["0", "N/A", "N/A", pid, "C"]]
 
 
 # A program in C, because 257 forks of Python take long.
@@ -145,22 +146,58 @@ def test_more_than_256_processes(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "257\n"), done.stderr
 
 
+# What driver 580 prints on an H100, with the values of a simulated one.
+TABLE = """
++-----------------------------------------------------------------------------------------+
+| NVIDIA-SMI 595.45.04              Driver Version: 595.45.04      CUDA Version: 13.2     |
++-----------------------------------------+------------------------+----------------------+
+| GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC |
+| Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. |
+|                                         |                        |               MIG M. |
+|=========================================+========================+======================|
+|   0  NVIDIA H100 80GB HBM3          On  |   00000000:01:00.0 Off |                    0 |
+| N/A   30C    P0             60W /  700W |       0MiB /  81559MiB |     13%      Default |
+|                                         |                        |             Disabled |
++-----------------------------------------+------------------------+----------------------+
+
++-----------------------------------------------------------------------------------------+
+| Processes:                                                                              |
+|  GPU   GI   CI              PID   Type   Process name                        GPU Memory |
+|        ID   ID                                                               Usage      |
+|=========================================================================================|
+|  No running processes found                                                             |
++-----------------------------------------------------------------------------------------+
+"""
+
+
 def test_table() -> None:
-    lines = smi(gpus=2).stdout.splitlines()
-    assert "Driver Version: 595.45.04 " in lines[1]
-    assert "CUDA Version: 13.2 " in lines[1]
-    assert sum("Simulated GPU" in line for line in lines) == 2
-    assert {len(line) for line in lines if line} == {len(lines[0])}
+    date, _, table = smi(name="H100").stdout.partition("\n")
+    assert re.fullmatch(r"\w{3} \w{3} [ \d]\d \d\d:\d\d:\d\d \d{4}       ", date)
+    assert table == TABLE[1:]
+
+
+def test_table_of_several_gpus() -> None:
+    lines = smi(gpus=3, mig=[None, 2, None], capability=["9.0", "9.0", "7.5"]).stdout.splitlines()
+    assert sum("Simulated GPU" in line for line in lines) == 3
+    assert {len(line) for line in lines[1:] if line} == {91}
+    assert [line.split()[-2] for line in lines if "abled |" in line or "N/A |" in line] == ["Disabled", "Enabled", "N/A"]
+    devices = [line.split("|")[1].split() for line in lines if "MiB / " in line][3:]
+    assert devices == [["1", "1", "0", "0"], ["1", "2", "0", "1"]]
 
 
 def test_links() -> None:
     lines = smi("topo", "-m", gpus=3, nvlink=[0, 0, None], numa=[0, 0, 1]).stdout.splitlines()
-    assert [line.split() for line in lines] == [
-        ["GPU0", "GPU1", "GPU2"],
-        ["GPU0", "X", "NV1", "SYS"],
-        ["GPU1", "NV1", "X", "SYS"],
-        ["GPU2", "SYS", "SYS", "X"],
+    assert lines[0] == "\t\x1b[4mGPU0\tGPU1\tGPU2\tCPU Affinity\tNUMA Affinity\tGPU NUMA ID\x1b[0m"
+    assert [line.split("\t")[:4] for line in lines[1:4]] == [
+        ["GPU0", " X ", "NV1", "SYS"],
+        ["GPU1", "NV1", " X ", "SYS"],
+        ["GPU2", "SYS", "SYS", " X "],
     ]
+    cpus = r"\d+(-\d+)?(,\d+(-\d+)?)*"
+    assert all(re.fullmatch(rf"{cpus}\t{node}\t\tN/A", line.split("\t", 4)[4]) for node, line in zip("001", lines[1:4], strict=True))
+    assert lines[4:8] == ["", "Legend:", "", "  X    = Self"]
+    assert lines[-1] == "  NV#  = Connection traversing a bonded set of # NVLinks"
+    assert smi("topo", "-m", numa=[None]).stdout.splitlines()[1] == "GPU0\t X \tN/A\tN/A\t\tN/A"
 
 
 @pytest.mark.parametrize(
@@ -182,9 +219,209 @@ def test_wrong_usage() -> None:
     for option in ("--query-gpu=name,nothing", "--query-compute-apps=pid,nothing"):
         for form in ("csv", "csv,noheader"):
             done = smi(option, f"--format={form}")
-            assert (done.returncode, done.stdout) == (2, 'Field "nothing" is not a valid field to query.\n')
+            assert (done.returncode, done.stdout) == (2, 'Field "nothing" is not a valid field to query.\n\n')
     assert smi("--query-gpu=name").returncode == 2
-    assert smi("--reset").returncode == 2
+    done = smi("--nothing")
+    assert (done.returncode, done.stdout) == (
+        255,
+        "ERROR: Option --nothing is not recognized. Please run 'nvidia-smi -h'.\n\n",
+    )
+    for words in (("--gpu-reset",), ("nvlink", "--status"), ("-q", "-x")):
+        done = smi(*words)
+        assert done.returncode == 2
+        assert "the simulated nvidia-smi has no" in done.stdout
+    assert smi("-q", "-d", "ECC,NOTHING").returncode == 2
+
+
+# Of an H100 with driver 580: the fields, the header that nvidia-smi prints for them, and the values of a simulated one.
+FIELDS = {
+    "clocks.sm": ("clocks.current.sm [MHz]", "1000 MHz"),
+    "clocks.gr": ("clocks.current.graphics [MHz]", "1000 MHz"),
+    "clocks.mem": ("clocks.current.memory [MHz]", "2600 MHz"),
+    "clocks.max.sm": ("clocks.max.sm [MHz]", "1980 MHz"),
+    "clocks.max.mem": ("clocks.max.memory [MHz]", "2619 MHz"),
+    "clocks_throttle_reasons.active": ("clocks_event_reasons.active", "0x0000000000000000"),
+    "clocks_event_reasons.active": ("clocks_event_reasons.active", "0x0000000000000000"),
+    "retired_pages.pending": ("retired_pages.pending", "[N/A]"),
+    "fan.speed": ("fan.speed [%]", "[N/A]"),
+    "display_active": ("display_active", "Disabled"),
+    "temperature.memory": ("temperature.memory", "40"),
+    "memory.reserved": ("memory.reserved [MiB]", "470 MiB"),
+    "ecc.errors.uncorrected.volatile.total": ("ecc.errors.uncorrected.volatile.total", "0"),
+    "pcie.link.gen.max": ("pcie.link.gen.max", "5"),
+    "pcie.link.width.current": ("pcie.link.width.current", "16"),
+}
+
+
+def test_fields_of_an_h100() -> None:
+    header, row = smi(f"--query-gpu={','.join(FIELDS)}", "--format=csv", name="H100").stdout.splitlines()
+    assert dict(zip(FIELDS, zip(header.split(", "), row.split(", "), strict=True), strict=True)) == FIELDS
+
+
+def test_processes_have_the_names_of_the_driver() -> None:
+    done = smi("--query-compute-apps=pid,name,used_memory", "--format=csv")
+    assert done.stdout == "pid, process_name, used_gpu_memory [MiB]\n"
+
+
+def test_remapped_rows() -> None:
+    fields = "gpu_bus_id,remapped_rows.correctable,remapped_rows.uncorrectable,remapped_rows.pending,remapped_rows.failure"
+    done = smi(f"--query-remapped-rows={fields}", "--format=csv", gpus=2)
+    assert done.stdout.splitlines() == [
+        fields.replace(",", ", "),
+        "00000000:01:00.0, 0, 0, No, No",
+        "00000000:02:00.0, 0, 0, No, No",
+    ]
+    assert smi("--query-remapped-rows=name", "--format=csv").returncode == 2
+
+
+# Lines that driver 580 prints on an H100, in this order.
+DETAILS = """
+GPU 00000000:01:00.0
+    Product Name                                       : NVIDIA H100 80GB HBM3
+    Product Brand                                      : NVIDIA
+    Product Architecture                               : Hopper
+    Display Mode                                       : Requested functionality has been deprecated
+    Display Attached                                   : Yes
+    Display Active                                     : Disabled
+    Persistence Mode                                   : Enabled
+    MIG Mode
+        Current                                        : Disabled
+        Pending                                        : Disabled
+    Accounting Mode                                    : Disabled
+    Accounting Mode Buffer Size                        : 4000
+    Serial Number                                      : N/A
+    Minor Number                                       : 0
+    VBIOS Version                                      : N/A
+    MultiGPU Board                                     : No
+    Board ID                                           : 0x100
+    GPU Recovery Action                                : None
+    PCI
+        Bus                                            : 0x01
+        Device Id                                      : 0x233010DE
+        Bus Id                                         : 00000000:01:00.0
+        Sub System Id                                  : 0x16C110DE
+        GPU Link Info
+            PCIe Generation
+                Max                                    : 5
+                Current                                : 5
+                Device Current                         : 5
+                Device Max                             : 5
+                Host Max                               : N/A
+            Link Width
+                Max                                    : 16x
+                Current                                : 16x
+        Replays Since Reset                            : 0
+        Tx Throughput                                  : 0 KB/s
+        Rx Throughput                                  : 0 KB/s
+    Fan Speed                                          : N/A
+    Performance State                                  : P0
+    Clocks Event Reasons
+        Idle                                           : Not Active
+        Applications Clocks Setting                    : Not Active
+        SW Power Cap                                   : Not Active
+        HW Slowdown                                    : Not Active
+            HW Thermal Slowdown                        : Not Active
+            HW Power Brake Slowdown                    : Not Active
+        Sync Boost                                     : Not Active
+        SW Thermal Slowdown                            : Not Active
+        Display Clock Setting                          : Not Active
+    FB Memory Usage
+        Total                                          : 81559 MiB
+        Reserved                                       : 470 MiB
+        Used                                           : 0 MiB
+        Free                                           : 81089 MiB
+    BAR1 Memory Usage
+        Total                                          : 131072 MiB
+        Used                                           : 0 MiB
+        Free                                           : 131072 MiB
+    Compute Mode                                       : Default
+    Utilization
+        GPU                                            : 13 %
+        Memory                                         : 7 %
+        Encoder                                        : 0 %
+        Decoder                                        : 0 %
+        JPEG                                           : 0 %
+        OFA                                            : 0 %
+    ECC Mode
+        Current                                        : Enabled
+        Pending                                        : Enabled
+    ECC Errors
+        Volatile
+            SRAM Correctable                           : 0
+            SRAM Uncorrectable Parity                  : 0
+            SRAM Uncorrectable SEC-DED                 : 0
+            DRAM Correctable                           : 0
+            DRAM Uncorrectable                         : 0
+        Aggregate
+            SRAM Correctable                           : 0
+            DRAM Uncorrectable                         : 0
+    Retired Pages
+        Single Bit ECC                                 : N/A
+        Double Bit ECC                                 : N/A
+        Pending Page Blacklist                         : N/A
+    Remapped Rows
+        Correctable Error                              : 0
+        Uncorrectable Error                            : 0
+        Pending                                        : No
+        Remapping Failure Occurred                     : No
+        Bank Remap Availability Histogram
+            Max                                        : 2560 bank(s)
+            None                                       : 0 bank(s)
+    Temperature
+        GPU Current Temp                               : 30 C
+        GPU T.Limit Temp                               : 57 C
+        GPU Shutdown T.Limit Temp                      : -8 C
+        GPU Slowdown T.Limit Temp                      : -2 C
+        GPU Max Operating T.Limit Temp                 : 0 C
+        GPU Target Temperature                         : N/A
+        Memory Current Temp                            : 40 C
+        Memory Max Operating T.Limit Temp              : 0 C
+    GPU Power Readings
+        Average Power Draw                             : 60.00 W
+        Instantaneous Power Draw                       : 60.00 W
+        Current Power Limit                            : 700.00 W
+        Requested Power Limit                          : 700.00 W
+        Default Power Limit                            : 700.00 W
+        Min Power Limit                                : 200.00 W
+        Max Power Limit                                : 700.00 W
+    Clocks
+        Graphics                                       : 1000 MHz
+        SM                                             : 1000 MHz
+        Memory                                         : 2600 MHz
+        Video                                          : 900 MHz
+    Applications Clocks
+        Graphics                                       : 1980 MHz
+        Memory                                         : 2619 MHz
+    Default Applications Clocks
+        Graphics                                       : 1980 MHz
+        Memory                                         : 2619 MHz
+    Max Clocks
+        Graphics                                       : 1980 MHz
+        SM                                             : 1980 MHz
+        Memory                                         : 2619 MHz
+        Video                                          : 1545 MHz
+    Max Customer Boost Clocks
+        Graphics                                       : 1980 MHz
+    Processes                                          : None
+"""
+
+
+def test_details_of_an_h100() -> None:
+    done = smi("-q", name="H100")
+    lines = iter(done.stdout.splitlines())
+    for line in DETAILS.strip().splitlines():
+        assert line in lines, (line, done.stdout)
+    assert done.stdout.endswith(": None\n\n")
+
+
+def test_details_of_one_part() -> None:
+    lines = smi("-q", "-d", "ECC,ROW_REMAPPER,PAGE_RETIREMENT").stdout.splitlines()
+    sections = [line.strip() for line in lines if re.match(r" {4}\S", line)]
+    assert sections == ["ECC Mode", "ECC Errors", "Retired Pages", "Remapped Rows"]
+    sections = [
+        line.strip() for line in smi("-q", "--display=memory,TEMPERATURE").stdout.splitlines() if re.match(r" {4}\S", line)
+    ]
+    assert sections == ["FB Memory Usage", "BAR1 Memory Usage", "Temperature"]
 
 
 @pytest.mark.parametrize("machine", [{"driver": "absent"}, {"nvml": "absent"}])

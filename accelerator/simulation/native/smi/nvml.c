@@ -39,6 +39,12 @@ int smi_processes(nvml_handle gpu, struct nvml_process rows[SMI_MAX_PROCESSES], 
     return failure;
 }
 
+const char *smi_instance(unsigned number, char text[SMI_TEXT])
+{
+    snprintf(text, SMI_TEXT, number == UINT32_MAX ? "N/A" : "%u", number);
+    return text;
+}
+
 int smi_start(void)
 {
     library = dlopen("libnvidia-ml.so.1", RTLD_NOW);

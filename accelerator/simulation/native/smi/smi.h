@@ -28,6 +28,9 @@ int smi_memory(nvml_handle gpu, struct nvml_memory *memory);
 
 int smi_processes(nvml_handle gpu, struct nvml_process rows[SMI_MAX_PROCESSES], unsigned *count);
 
+/* The number of a MIG instance, or "N/A" for a GPU. */
+const char *smi_instance(unsigned number, char text[SMI_TEXT]);
+
 /* gpus.c. The GPUs that -i selects, or all. */
 struct smi_gpu {
     nvml_handle handle;
@@ -43,15 +46,25 @@ bool smi_query_gpu(const char *field, const struct smi_gpu *gpu, char text[SMI_T
 bool smi_query_process(const char *field, const struct smi_gpu *gpu, const struct nvml_process *row, char text[SMI_TEXT],
                        const char **unit);
 
-/* query.c. Prints fields of GPUs or processes. Returns false if there is no such field. */
+/* Reads a line of -q: a field of --query-gpu, or one that it does not have. */
+bool smi_query_detail(const char *field, const struct smi_gpu *gpu, char text[SMI_TEXT], const char **unit);
+
+/* What a query has a row for. Those of remapped rows are GPUs, too. */
+enum smi_rows { SMI_GPUS, SMI_PROCESSES, SMI_REMAPPED };
+
+/* The name that the driver prints above a field. */
+const char *smi_header(const char *field, enum smi_rows rows);
+
+/* query.c. Prints fields. Returns false if there is no such field. */
 struct smi_format {
     bool has_header, has_units;
 };
 
-bool smi_query(const char *fields, bool of_processes, struct smi_format format);
+bool smi_query(const char *fields, enum smi_rows rows, struct smi_format format);
 
-/* details.c */
-int smi_details(void);
+/* details.c. Prints the parts, "ECC,CLOCK", or all if `parts` is NULL. */
+bool smi_are_parts(const char *parts);
+int smi_details(const char *parts);
 
 /* table.c */
 int smi_list(void);

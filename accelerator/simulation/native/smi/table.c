@@ -3,6 +3,7 @@
 
 #include <stdio.h>
 #include <string.h>
+#include <time.h>
 
 static const char *field(const char *name, const struct smi_gpu *gpu, char text[SMI_TEXT])
 {
@@ -47,7 +48,10 @@ int smi_list(void)
     return 0;
 }
 
-enum { WIDTH = 92 };
+enum { WIDTH = 89 };
+#define RULE "+-----------------------------------------------------------------------------------------+"
+#define GPU_RULE "+-----------------------------------------+------------------------+----------------------+"
+#define MIG_RULE "+------------------+----------------------------------+-----------+-----------------------+"
 
 /* Prints a line of the table: text, padded to the width, between bars. */
 static void line(const char *text)
@@ -55,40 +59,48 @@ static void line(const char *text)
     printf("|%-*.*s|\n", WIDTH, WIDTH, text);
 }
 
-static void rule(char character)
+/* The fields in the three lines of a GPU. */
+enum { NAME, PERSISTENCE, BUS, DISPLAY, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, ERRORS, MODE, MIG, FIGURES };
+static const char *const figures[FIGURES] = {
+    "name", "persistence_mode", "pci.bus_id", "display_active", "fan.speed", "temperature.gpu", "pstate", "power.draw", "power.limit",
+    "memory.used", "memory.total", "utilization.gpu", "ecc.errors.uncorrected.volatile.total", "compute_mode", "mig.mode.current"};
+
+/* Watts without their fraction. */
+static char *whole(char value[SMI_TEXT])
 {
-    putchar('+');
-    for (int i = 0; i < WIDTH; i++)
-        putchar(character);
-    puts("+");
+    if (*value >= '0' && *value <= '9')
+        value[strcspn(value, ".")] = '\0';
+    return value;
 }
 
-/* The fields in the two lines of a GPU. */
-enum { NAME, PERSISTENCE, BUS, FAN, TEMPERATURE, STATE, DRAW, LIMIT, USED, TOTAL, BUSY, ERRORS, FIGURES };
-static const char *const figures[FIGURES] = {"name",       "persistence_mode", "pci.bus_id",   "fan.speed",
-                                             "temperature.gpu", "pstate",      "power.draw",   "power.limit",
-                                             "memory.used", "memory.total",    "utilization.gpu",
-                                             "ecc.errors.uncorrected.volatile.total"};
+static const char *on_or_off(const char *value)
+{
+    return *value == 'E' ? "On" : *value == 'D' ? "Off" : value;
+}
 
 static void describe(const struct smi_gpu *gpu)
 {
-    char values[FIGURES][SMI_TEXT], text[SMI_TEXT];
+    char values[FIGURES][SMI_TEXT], text[2 * SMI_TEXT];
     for (int i = 0; i < FIGURES; i++)
         field(figures[i], gpu, values[i]);
-    snprintf(text, sizeof text, " %3u  %-34.34s %3s | %16.16s %5s | %20.20s", gpu->index, values[NAME],
-             values[PERSISTENCE][0] == 'E' ? "On" : "Off", values[BUS], "Off", values[ERRORS]);
+    if (strcmp(values[MODE], "Exclusive_Process") == 0)
+        strcpy(values[MODE], "E. Process");
+    snprintf(text, sizeof text, "%4u  %-30.30s %-3.3s |%19.19s %3.3s |%21.21s ", gpu->index, values[NAME], on_or_off(values[PERSISTENCE]),
+             values[BUS], on_or_off(values[DISPLAY]), values[ERRORS]);
     line(text);
-    snprintf(text, sizeof text, " %4.4s   %5.5s  %-4.4s    %9.9s / %9.9s | %9.9s / %10.10s | %5.5s     Default",
-             measured(values[FAN], "%"), measured(values[TEMPERATURE], "C"), values[STATE], measured(values[DRAW], "W"),
-             measured(values[LIMIT], "W"), measured(values[USED], "MiB"), measured(values[TOTAL], "MiB"),
-             measured(values[BUSY], "%"));
+    snprintf(text, sizeof text, "%4.4s%6.6s    %-3.3s          %5.5s / %5.5s |%11.11s / %9.9s |%8.8s%13.13s ", measured(values[FAN], "%"),
+             measured(values[TEMPERATURE], "C"), values[STATE], measured(whole(values[DRAW]), "W"), measured(whole(values[LIMIT]), "W"),
+             measured(values[USED], "MiB"), measured(values[TOTAL], "MiB"), measured(values[BUSY], "%"), values[MODE]);
     line(text);
+    snprintf(text, sizeof text, "%41s|%24s|%21.21s ", "", "", values[MIG]);
+    line(text);
+    puts(GPU_RULE);
 }
 
 static void describe_instances(const struct smi_gpu *gpu)
 {
     struct smi_gpu instance = {.index = 0};
-    char used[SMI_TEXT], total[SMI_TEXT], text[SMI_TEXT];
+    char used[SMI_TEXT], total[SMI_TEXT], text[2 * SMI_TEXT];
     for (unsigned place = 0; place < instance_places(gpu->handle); place++) {
         unsigned gpu_instance = 0, compute_instance = 0;
         if (!find_instance(gpu->handle, place, &instance.handle))
@@ -97,73 +109,139 @@ static void describe_instances(const struct smi_gpu *gpu)
         NVML(nvmlDeviceGetComputeInstanceId, instance.handle, &compute_instance);
         field("memory.used", &instance, used);
         field("memory.total", &instance, total);
-        snprintf(text, sizeof text, " %3u  MIG device %2u  GI %2u  CI %2u            | %9.9s / %10.10s |", gpu->index,
-                 instance.index++, gpu_instance, compute_instance, measured(used, "MiB"), measured(total, "MiB"));
+        snprintf(text, sizeof text, " %2u  %3u %3u %3u  |%19.19s / %-12.12s|%11s|%23s", gpu->index, gpu_instance, compute_instance,
+                 instance.index++, measured(used, "MiB"), measured(total, "MiB"), "", "");
         line(text);
+        puts(MIG_RULE);
     }
 }
 
-static void describe_processes(const struct smi_gpu *gpu)
+static void list_instances(void)
 {
+    unsigned places = 0;
+    for (int i = 0; i < smi_gpu_count; i++)
+        places += instance_places(smi_gpus[i].handle);
+    if (places == 0)
+        return;
+    puts("\n" RULE);
+    line(" MIG devices:");
+    puts(MIG_RULE);
+    line(" GPU  GI  CI  MIG |                     Memory-Usage |        Vol|        Shared         ");
+    line("      ID  ID  Dev |                       BAR1-Usage | SM     Unc| CE ENC  DEC  OFA  JPG ");
+    line("                  |                                  |        ECC|                       ");
+    puts("|==================+==================================+===========+=======================|");
+    for (int i = 0; i < smi_gpu_count; i++)
+        describe_instances(&smi_gpus[i]);
+}
+
+/* Returns the number of processes. */
+static unsigned describe_processes(const struct smi_gpu *gpu)
+{
+    enum { NAME_WIDTH = 36 };
     struct nvml_process rows[SMI_MAX_PROCESSES];
     unsigned count;
-    char name[SMI_TEXT], memory[SMI_TEXT], text[2 * SMI_TEXT];
+    char name[SMI_TEXT], memory[SMI_TEXT], gpu_instance[SMI_TEXT], compute_instance[SMI_TEXT], text[5 * SMI_TEXT];
     const char *unit;
     smi_processes(gpu->handle, rows, &count);
     for (unsigned i = 0; i < count; i++) {
         smi_query_process("process_name", gpu, &rows[i], name, &unit);
         smi_query_process("used_memory", gpu, &rows[i], memory, &unit);
-        snprintf(text, sizeof text, " %4u %12u      C   %-45.45s %11s", gpu->index, rows[i].pid, name, measured(memory, "MiB"));
+        const size_t length = strlen(name);
+        const bool is_long = length > NAME_WIDTH; /* its end says more than its beginning */
+        snprintf(text, sizeof text, "%5u   %-3s  %-3s%16u      C   %s%-*s%10s ", gpu->index, smi_instance(rows[i].gpu_instance, gpu_instance),
+                 smi_instance(rows[i].compute_instance, compute_instance), rows[i].pid, is_long ? "..." : "",
+                 is_long ? 0 : NAME_WIDTH, is_long ? name + length - NAME_WIDTH + 3 : name, measured(memory, "MiB"));
         line(text);
     }
+    return count;
 }
 
 int smi_table(void)
 {
-    char version[SMI_TEXT] = "N/A", text[SMI_TEXT];
+    char version[SMI_TEXT] = "N/A", text[2 * SMI_TEXT];
     int cuda = 0;
+    const time_t now = time(NULL);
+    strftime(text, sizeof text, "%a %b %e %H:%M:%S %Y       ", localtime(&now));
+    puts(text);
     NVML(nvmlSystemGetDriverVersion, version, SMI_TEXT);
     NVML(nvmlSystemGetCudaDriverVersion, &cuda);
-    rule('-');
-    snprintf(text, sizeof text, " NVIDIA-SMI %-18.18s Driver Version: %-18.18s CUDA Version: %d.%d", version, version,
-             cuda / 1000, cuda % 1000 / 10);
+    puts(RULE);
+    snprintf(text, sizeof text, " NVIDIA-SMI %-22.22s Driver Version: %-14.14s CUDA Version: %d.%d", version, version, cuda / 1000,
+             cuda % 1000 / 10);
     line(text);
-    rule('-');
-    line(" GPU  Name                     Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC");
-    line(" Fan    Temp  Perf             Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M.");
-    rule('=');
-    for (int i = 0; i < smi_gpu_count; i++) {
-        describe(&smi_gpus[i]);
-        describe_instances(&smi_gpus[i]);
-        rule('-');
-    }
-    puts("");
-    rule('-');
-    line(" Processes:");
-    line("  GPU          PID   Type   Process name                                       GPU Memory");
-    rule('=');
+    puts(GPU_RULE);
+    line(" GPU  Name                 Persistence-M | Bus-Id          Disp.A | Volatile Uncorr. ECC ");
+    line(" Fan  Temp   Perf          Pwr:Usage/Cap |           Memory-Usage | GPU-Util  Compute M. ");
+    line("                                         |                        |               MIG M. ");
+    puts("|=========================================+========================+======================|");
     for (int i = 0; i < smi_gpu_count; i++)
-        describe_processes(&smi_gpus[i]);
-    rule('-');
+        describe(&smi_gpus[i]);
+    list_instances();
+    puts("\n" RULE);
+    line(" Processes:");
+    line("  GPU   GI   CI              PID   Type   Process name                        GPU Memory ");
+    line("        ID   ID                                                               Usage      ");
+    puts("|=========================================================================================|");
+    unsigned processes = 0;
+    for (int i = 0; i < smi_gpu_count; i++)
+        processes += describe_processes(&smi_gpus[i]);
+    if (processes == 0)
+        line("  No running processes found");
+    puts(RULE);
     return 0;
+}
+
+enum { MAX_CPUS = 1024, WORD_BITS = 64, WORDS = MAX_CPUS / WORD_BITS };
+
+/* Formats a set as "0-3,8", or "N/A". */
+static void put_set(const uint64_t *set, int failure, char text[SMI_TEXT])
+{
+    size_t length = 0;
+    *text = '\0';
+    for (int bit = 0; !failure && bit < MAX_CPUS; bit++) {
+        if (!(set[bit / WORD_BITS] >> bit % WORD_BITS & 1))
+            continue;
+        int last = bit;
+        while (last + 1 < MAX_CPUS && set[(last + 1) / WORD_BITS] >> (last + 1) % WORD_BITS & 1)
+            last++;
+        length += (size_t)snprintf(text + length, SMI_TEXT - length, last > bit ? "%s%d-%d" : "%s%d", length ? "," : "", bit, last);
+        if (length >= SMI_TEXT)
+            return;
+        bit = last;
+    }
+    if (*text == '\0')
+        strcpy(text, "N/A");
 }
 
 int smi_topology(void)
 {
     enum { NVLINK = 2, SAME_NODE = 40 };
+    printf("\t\033[4m");
     for (int i = 0; i < smi_gpu_count; i++)
-        printf("\tGPU%u", smi_gpus[i].index);
-    puts("");
+        printf("GPU%u\t", smi_gpus[i].index);
+    puts("CPU Affinity\tNUMA Affinity\tGPU NUMA ID\033[0m");
     for (int i = 0; i < smi_gpu_count; i++) {
+        uint64_t cpus[WORDS] = {0}, nodes[WORDS] = {0};
+        char cpu_text[SMI_TEXT], node_text[SMI_TEXT];
         printf("GPU%u", smi_gpus[i].index);
         for (int j = 0; j < smi_gpu_count; j++) {
             int linked = -1;
             unsigned level = 0;
             NVML(nvmlDeviceGetP2PStatus, smi_gpus[i].handle, smi_gpus[j].handle, NVLINK, &linked);
             NVML(nvmlDeviceGetTopologyCommonAncestor, smi_gpus[i].handle, smi_gpus[j].handle, &level);
-            printf("\t%s", i == j ? "X" : linked == 0 ? "NV1" : level <= SAME_NODE ? "NODE" : "SYS");
+            printf("\t%s", i == j ? " X " : linked == 0 ? "NV1" : level <= SAME_NODE ? "NODE" : "SYS");
         }
-        puts("");
+        put_set(cpus, NVML(nvmlDeviceGetCpuAffinity, smi_gpus[i].handle, WORDS, cpus), cpu_text);
+        put_set(nodes, NVML(nvmlDeviceGetMemoryAffinity, smi_gpus[i].handle, WORDS, nodes, 0), node_text);
+        printf("\t%s\t%s\t\tN/A\n", cpu_text, node_text);
     }
+    puts("\nLegend:\n\n"
+         "  X    = Self\n"
+         "  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)\n"
+         "  NODE = Connection traversing PCIe as well as the interconnect between PCIe Host Bridges within a NUMA node\n"
+         "  PHB  = Connection traversing PCIe as well as a PCIe Host Bridge (typically the CPU)\n"
+         "  PXB  = Connection traversing multiple PCIe bridges (without traversing the PCIe Host Bridge)\n"
+         "  PIX  = Connection traversing at most a single PCIe bridge\n"
+         "  NV#  = Connection traversing a bonded set of # NVLinks");
     return 0;
 }

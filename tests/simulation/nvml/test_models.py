@@ -112,7 +112,7 @@ def test_an_h100() -> None:
 
 def test_an_unknown_model() -> None:
     assert values(OF_ALL) == OF_ALL
-    invented = {
+    invented: dict[tuple[object, ...], object] = {
         ("FanSpeed",): 25,
         ("NumFans",): 1,
         **{("MaxClockInfo", clock): rate for clock, rate in enumerate((1500, 1500, 3100, 1400))},

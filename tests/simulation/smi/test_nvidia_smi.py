@@ -194,7 +194,9 @@ def test_links() -> None:
         ["GPU2", "SYS", "SYS", " X "],
     ]
     cpus = r"\d+(-\d+)?(,\d+(-\d+)?)*"
-    assert all(re.fullmatch(rf"{cpus}\t{node}\t\tN/A", line.split("\t", 4)[4]) for node, line in zip("001", lines[1:4], strict=True))
+    assert all(
+        re.fullmatch(rf"{cpus}\t{node}\t\tN/A", line.split("\t", 4)[4]) for node, line in zip("001", lines[1:4], strict=True)
+    )
     assert lines[4:8] == ["", "Legend:", "", "  X    = Self"]
     assert lines[-1] == "  NV#  = Connection traversing a bonded set of # NVLinks"
     assert smi("topo", "-m", numa=[None]).stdout.splitlines()[1] == "GPU0\t X \tN/A\tN/A\t\tN/A"

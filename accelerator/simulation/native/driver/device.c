@@ -5,6 +5,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "common/models.h"
 
 struct sim_device devices[SIM_MAX_GPUS];
 int device_count;
@@ -131,6 +132,10 @@ static const int common_attributes[] = {
     [14] = 512,           /* texture alignment */
     [15] = 1,             /* overlaps copies and kernels */
     [19] = 1,             /* maps host memory */
+    /* textures: 1D, 2D, 3D, 2D layers */
+    [21] = 131072, [22] = 131072, [23] = 65536,
+    [24] = 16384, [25] = 16384, [26] = 16384,
+    [27] = 32768, [28] = 32768, [29] = 2048,
     [30] = 512,           /* surface alignment */
     [31] = 1,             /* concurrent kernels */
     [32] = 1,             /* ECC */
@@ -140,7 +145,18 @@ static const int common_attributes[] = {
     [39] = 2048,          /* threads per processor */
     [40] = 3,             /* copy engines */
     [41] = 1,             /* unified addressing */
+    /* 1D layers, gathers, 3D with other proportions */
+    [42] = 32768, [43] = 2048, [45] = 32768, [46] = 32768,
+    [47] = 8192, [48] = 8192, [49] = 32768,
     [51] = 32,            /* texture pitch alignment */
+    /* cubes, surfaces, linear memory, mipmaps */
+    [52] = 32768, [53] = 32768, [54] = 2046,
+    [55] = 32768, [56] = 131072, [57] = 65536,
+    [58] = 16384, [59] = 16384, [60] = 16384,
+    [61] = 32768, [62] = 2048, [63] = 32768, [64] = 32768, [65] = 2048,
+    [66] = 32768, [67] = 32768, [68] = 2046,
+    [69] = 268435456, [70] = 131072, [71] = 65000, [72] = 2097120,
+    [73] = 32768, [74] = 32768, [77] = 32768,
     [78] = 1,             /* stream priorities */
     [79] = 1,             /* global and local L1 cache */
     [80] = 1,
@@ -158,6 +174,7 @@ static const int common_attributes[] = {
     [103] = 1,            /* ... shared as file descriptors */
     [106] = 32,           /* blocks per processor */
     [111] = 1024,         /* shared memory reserved per block */
+    [113] = 1,            /* registers host memory as read-only */
     [115] = 1,            /* memory pools */
     [119] = 1,            /* ... shared as file descriptors */
     [120] = 1,            /* clusters of blocks */
@@ -174,6 +191,13 @@ static int host_node(int gpu)
 {
     uint64_t nodes = sim_config()->gpus[gpu].nodes;
     return nodes != 0 && (nodes & (nodes - 1)) == 0 ? __builtin_ctzll(nodes) : -1;
+}
+
+/* Of the device or the subsystem; 0 unless the model is known. */
+static int pci_id(int gpu, bool is_of_subsystem)
+{
+    const struct sim_model *model = sim_find_model(sim_config()->gpus[gpu].name);
+    return !model ? 0 : (int)(is_of_subsystem ? model->subsystem_id : model->device_id);
 }
 
 SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
@@ -197,8 +221,15 @@ SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice dev
     case 76:
         *value = devices[device].minor;
         break;
+    case 126: /* domains of memory synchronization, which change nothing here */
+        *value = devices[device].major >= 9 ? 4 : 1;
+        break;
     case 127:
         *value = devices[device].major >= SIM_TENSOR_MAP_MAJOR;
+        break;
+    case 139:
+    case 140:
+        *value = pci_id(devices[device].gpu, attribute == 140);
         break;
     case 134:
         *value = host_node(devices[device].gpu);

@@ -9,9 +9,11 @@
  * added others in the reserved area at the end. */
 #if CUDART == 12
 #define ONLY_12(declaration) declaration;
+#define ONLY_12_VALUE(value) value,
 enum { PROPERTIES_SIZE = 1032, TEXTURE_AND_SURFACE_INTS = 40, RESERVED_INTS = 63 };
 #else
 #define ONLY_12(declaration)
+#define ONLY_12_VALUE(value)
 enum { PROPERTIES_SIZE = 1008, TEXTURE_AND_SURFACE_INTS = 39, RESERVED_INTS = 63 };
 #endif
 
@@ -110,6 +112,12 @@ enum attribute {
     RESERVED_SHARED_MEMORY_PER_BLOCK = 111,
 };
 
+/* Those of textures and surfaces, in the order of the properties. */
+static const int texture_and_surface_attributes[TEXTURE_AND_SURFACE_INTS] = {
+    21, 77, ONLY_12_VALUE(69) 22, 23, 73, 74, 70, 71, 72, 45, 46, 24, 25, 26, 47, 48, 49, 52, 42, 43, 27, 28, 29, 53, 54,
+    55, 56, 57, 58, 59, 60, 61, 62, 63, 64, 65, 66, 67, 68,
+};
+
 static int read_attribute(const struct sim_device *device, int attribute)
 {
     int value = 0;
@@ -159,6 +167,7 @@ static void describe(struct properties *properties, const struct sim_device *dev
         .blocks_per_processor = read_attribute(device, BLOCKS_PER_PROCESSOR),
         .reserved_shared_memory_per_block = (size_t)read_attribute(device, RESERVED_SHARED_MEMORY_PER_BLOCK),
         .host_register = 1,
+        .read_only_host_register = 1,
         .memory_pools = 1,
         .memory_pool_handle_types = 1,
         .ipc_events = 1,
@@ -170,6 +179,8 @@ static void describe(struct properties *properties, const struct sim_device *dev
         .single_to_double_ratio = 2,
 #endif
     };
+    for (int i = 0; i < TEXTURE_AND_SURFACE_INTS; i++)
+        properties->texture_and_surface_limits[i] = read_attribute(device, texture_and_surface_attributes[i]);
     memcpy(properties->name, device->name, sizeof properties->name);
     memcpy(properties->uuid, device->uuid, sizeof properties->uuid);
 }

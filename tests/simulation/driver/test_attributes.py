@@ -29,9 +29,9 @@ LIMITS = {
     "layered surfaces": {63: 32768, 64: 32768, 65: 2048, 66: 32768, 67: 32768, 68: 2046},
 }
 ALL_LIMITS = {number: value for group in LIMITS.values() for number, value in group.items()}
-# What is not simulated: gathers from textures, cooperative launches on several GPUs, compression, persisting L2, GPUDirect RDMA,
-# sparse arrays, semaphores, flushes of writes, deferred arrays, waits for values, DMA buffers, fabric handles, function pointers,
-# multicast, decompression, pools of the host.
+# What is not simulated: gathers from textures, cooperative launches on several GPUs, compression, persisting L2, GPUDirect,
+# sparse arrays, semaphores, flushes of writes, deferred arrays, waits for values, DMA buffers, fabric handles, function
+# pointers, multicast, decompression, pools of the host.
 REFUSED = (44, 96, 107, 108, 110, 112, 114, 116, 117, 121, 123, 124, 128, 129, 132, 136, 141, 142, 144, 145)
 
 

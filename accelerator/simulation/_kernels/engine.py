@@ -22,7 +22,7 @@ from .assertions import may_assert
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
+from .kernel_memory import COPIES_OF_RESULT, CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
 from .schemas import split
 from .version_counters import SPLITS, counts_versions
@@ -58,6 +58,7 @@ class _Rules(NamedTuple):
     python_value: int
     counted_argument: int
     maximum_count: int
+    counting_mask: int
 
 
 class _Flags(NamedTuple):
@@ -75,6 +76,7 @@ class _Flags(NamedTuple):
     COUNTS_VERSIONS: bool
     KEEPS_STORAGE: bool
     MAY_ASSERT: bool
+    COPIES_RESULT: bool
 
 
 _Address = ctypes.c_void_p
@@ -195,7 +197,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         return None
     calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
-    if op.name in KERNEL_MEMORY and calls_without_memory is None:
+    if op.name in KERNEL_MEMORY and calls_without_memory is None and op.name not in COPIES_OF_RESULT:
         return None
     if op.is_decomposed and need is None and not is_composed:
         return None
@@ -217,6 +219,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         COUNTS_VERSIONS=counts_versions(op.name),
         KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
         MAY_ASSERT=may_assert(op.short_name),
+        COPIES_RESULT=op.name in COPIES_OF_RESULT,
     )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
@@ -228,6 +231,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         python_value=bool(need.flag) and need.flag_value,
         counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
         maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
+        counting_mask=op.names.index(mask) if (mask := calls_without_memory and calls_without_memory.mask) else -1,
     )
 
 

@@ -4,8 +4,8 @@ Nothing reads it here. It counts in the figures, as on a GPU. Each row names the
 of https://github.com/pytorch/pytorch or of https://github.com/NVIDIA/cudnn-frontend.
 
 ``KERNEL_MEMORY`` is what a kernel takes while it runs. An op's kernel override allocates it after its results, and frees it at
-once. Rows are here if the memory can exceed 1 % of a training's peak. Scans, reductions, the backward of norms and the other
-loss functions take less: partial sums for each block of threads, or for each channel.
+once. Rows are here if the memory can exceed 1 % of a training's peak; ``reduction_memory`` has those of reductions. Scans, the
+backward of norms and the other loss functions take less: partial sums for each block of threads, or for each channel.
 
 ``RESULT_MEMORY`` is what results hold: a kernel that allocates a large result and resizes it leaves the result's storage large.
 """
@@ -19,9 +19,17 @@ from typing import Any, NamedTuple
 import torch
 
 from . import bindings
+from .reduction_memory import FEW_REDUCED, REDUCTIONS, memory_of_sum
 from .schemas import binder, schema_of
 
-__all__ = ["CPU_HAS_RESULT_MEMORY", "KERNEL_MEMORY", "RESULT_MEMORY", "WITHOUT_MEMORY", "with_kernel_memory"]
+__all__ = [
+    "COPIES_OF_RESULT",
+    "CPU_HAS_RESULT_MEMORY",
+    "KERNEL_MEMORY",
+    "RESULT_MEMORY",
+    "WITHOUT_MEMORY",
+    "with_kernel_memory",
+]
 
 _Arguments = dict[str, Any]
 _FLOAT_BYTES = 4
@@ -162,7 +170,23 @@ def _unique(arguments: _Arguments) -> list[int]:
     return [values.nbytes, positions, positions, positions]
 
 
+def _softmax_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/SoftMax.cu, softmax_backward_cuda_out: the product of gradient and output"""
+    return [arguments["output"].nbytes]
+
+
+def _convolution_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/Convolution.cpp: the sum that is the bias's gradient, after the other gradients"""
+    grad = arguments["grad_output"]
+    dims = [0, *range(2, grad.dim())]
+    return memory_of_sum(grad, dims) if arguments["output_mask"][2] else []
+
+
 KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
+    **REDUCTIONS,
+    "aten::_softmax_backward_data": _softmax_backward,
+    "aten::_softmax_backward_data.out": _softmax_backward,
+    "aten::convolution_backward": _convolution_backward,
     "aten::_flash_attention_backward": _flash_attention_backward,
     "aten::_scaled_dot_product_flash_attention_backward": _sdpa_flash_backward,
     "aten::_scaled_dot_product_cudnn_attention_backward": _cudnn_attention_backward,
@@ -216,18 +240,27 @@ CPU_HAS_RESULT_MEMORY = frozenset(("aten::mse_loss", "aten::smooth_l1_loss", "at
 
 
 class FewElements(NamedTuple):
-    """Calls whose ``argument`` has at most ``most`` elements and whose ``flag``, if there is one, is false."""
+    """Calls whose ``argument`` has at most ``most`` elements and whose ``flag``, if there is one, is false.
+
+    If there is a ``mask``, a list of flags, also all calls whose last flag in it is false.
+    """
 
     argument: str
     most: int
     flag: str = ""
+    mask: str = ""
 
 
 WITHOUT_MEMORY = {
     "aten::embedding_dense_backward": FewElements("indices", _FEW_INDICES, "scale_grad_by_freq"),
     **dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss"), FewElements("self", _FEW_LOSSES)),
+    **dict.fromkeys(REDUCTIONS, FewElements("self", FEW_REDUCED)),
+    "aten::convolution_backward": FewElements("grad_output", FEW_REDUCED, mask="output_mask"),
 }
 """The calls of these ops that take no memory, so that the engine handles them."""
+
+COPIES_OF_RESULT = frozenset(("aten::_softmax_backward_data", "aten::_softmax_backward_data.out"))
+"""These ops take memory of their result's size in all calls. The engine allocates it."""
 
 
 def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
@@ -236,10 +269,16 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     if sizes_of is None:
         return override
     bind = binder(name)
-    defaults = {each.name: each.default_value for each in schema_of(name).arguments if each.has_default_value()}
+    schema_arguments = schema_of(name).arguments
+    defaults = {each.name: each.default_value for each in schema_arguments if each.has_default_value()}
+    is_counted, counted, most = False, 0, 0
+    if (few := WITHOUT_MEMORY.get(name)) is not None and not few.flag:
+        is_counted, counted, most = True, [each.name for each in schema_arguments].index(few.argument), few.most
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
+        if is_counted and counted < len(args) and args[counted].numel() <= most:
+            return result
         arguments = {**defaults, **bind(args, kwargs)}
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))

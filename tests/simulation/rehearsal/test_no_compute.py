@@ -595,6 +595,37 @@ def test_captured_graph_allocates_only_when_it_is_captured() -> None:
     )
 
 
+def test_convolutions_keep_the_channels_last() -> None:
+    run(
+        """
+        import torch
+        from torch.nn import functional as F
+        image, volume = torch.channels_last, torch.channels_last_3d
+        contiguous = torch.contiguous_format
+        for convolve, sizes, options, last in (
+            (F.conv2d, ((2, 8, 16, 16), (8, 8, 3, 3)), {}, image),
+            (F.conv2d, ((2, 8, 16, 16), (8, 2, 3, 3)), {"groups": 4}, image),
+            (F.conv_transpose2d, ((2, 8, 16, 16), (8, 8, 3, 3)), {}, image),
+            (F.conv3d, ((2, 8, 8, 8, 8), (8, 8, 3, 3, 3)), {}, volume),
+        ):
+            for formats in ((last, contiguous), (contiguous, last), (contiguous, contiguous)):
+                for dtype in (torch.float32, torch.bfloat16, torch.float64):
+                    x, weight = (
+                        torch.zeros(size, dtype=dtype, device="cuda").contiguous(memory_format=format).requires_grad_()
+                        for size, format in zip(sizes, formats)
+                    )
+                    output = convolve(x, weight, **options)
+                    is_last = last in formats and dtype is not torch.float64
+                    expected = last if is_last else contiguous
+                    gradients = torch.autograd.grad(output, (x, weight), torch.zeros_like(output))
+                    if is_last or dtype is not torch.float64:
+                        assert all(t.is_contiguous(memory_format=expected) for t in (output, *gradients)), (formats, dtype)
+                    else:
+                        assert output.is_contiguous(), (formats, dtype)
+        """
+    )
+
+
 KERNEL_MEMORY = """
     import torch
     import torch.nn.functional as F
@@ -686,7 +717,8 @@ KERNEL_MEMORY = """
         for _ in range(3):  # the engine handles later calls
             before = torch.cuda.memory_allocated()
             torch.cuda.reset_peak_memory_stats()
-            results = function()
+            with torch.autograd.set_multithreading_enabled(False):
+                results = function()
             taken = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
             assert held <= taken[0] <= held + 2**11, (name, taken)
             assert held + extra <= taken[1] <= held + extra + 2**11, (name, taken)
@@ -704,6 +736,44 @@ KERNEL_MEMORY = """
             check_held(loss.__name__, lambda: loss(x, y, reduction=reduction), held, extra)
         check_held(loss.__name__, lambda: loss(x, y, reduction="none"), x.nbytes, 0)
         check_held(loss.__name__, lambda: loss(x[:8], y[:8]), 8 * 512 * 4 if held else 0, 0)  # few elements
+    for rows, columns, blocks in ((1024, 1024, 16), (4096, 3072, 64), (1000, 1003, 0), (1024, 127, 0)):
+        x = torch.zeros(rows, columns, device="cuda")
+        partial = 4 * columns * blocks * 32 * 4
+        for function, outputs, extra in (
+            (lambda: x.sum(0), columns, partial),
+            (lambda: x.mean(0), columns, partial),
+            (lambda: x.norm(dim=0), columns, partial),
+            (lambda: x.amax(0), columns, partial),
+            (lambda: x.var(0), columns, 4 * partial),
+            (lambda: x.t().sum(1), columns, partial),
+            (lambda: x.view(rows // 2, 2, columns).sum((0, 1)), columns, partial),
+            (lambda: x.sum(1), rows, 0),
+            (lambda: x.sum(), 1, 0),
+        ):
+            check_held(f"reduction {rows}", function, 4 * outputs, extra)
+    x = torch.zeros(1024, 1024, device="cuda")
+    mask, half = torch.zeros(1024, 1024, dtype=torch.bool, device="cuda"), torch.zeros_like(x, dtype=torch.bfloat16)
+    check_held("sum of a mask", lambda: mask.sum(), 0, 8 * mask.numel())
+    check_held("sum of a mask's columns", lambda: mask.sum(0), 2**13, 8 * mask.numel() + 2**24)
+    check_held("sum in another type", lambda: x.sum(0, dtype=torch.float64), 2**13, 8 * x.numel() + 2**24)
+    check_held("sum of halves", lambda: half.sum(0, dtype=torch.float32), 2**12, 2**23)
+    check_held("count", lambda: x.count_nonzero(), 0, 9 * x.numel())
+    check_held("any", lambda: mask.any(0), 2**10, 2**21)
+    layer = torch.nn.Linear(16, 1024, device="cuda")
+    output, grad = layer(torch.zeros(1024, 16, device="cuda")), torch.zeros(1024, 1024, device="cuda")
+    run = lambda: torch.autograd.grad(output, layer.bias, grad, retain_graph=True)
+    check_held("bias of a linear layer", run, 2**12, 2**23)
+    for bias in (True, False):
+        layer = torch.nn.Conv2d(8, 256, 1, bias=bias, device="cuda").to(memory_format=torch.channels_last)
+        output = layer(torch.zeros(4, 8, 32, 32, device="cuda").to(memory_format=torch.channels_last))
+        grad = torch.zeros_like(output)
+        run = lambda: torch.autograd.grad(output, list(layer.parameters()), grad, retain_graph=True)
+        check_held("bias of a convolution", run, layer.weight.nbytes, bias * 2**23)
+    for function, extra in ((F.softmax, x.nbytes), (F.log_softmax, 0)):
+        output = function(x.requires_grad_(), -1)
+        run = lambda: torch.autograd.grad(output, x, grad, retain_graph=True)
+        grad = torch.zeros_like(output)
+        check_held("softmax", run, x.nbytes, extra)
     numbers = torch.zeros(2**18, dtype=torch.int64, device="cuda")
     check_held("unique", lambda: numbers.unique(), numbers.nbytes, numbers.nbytes)
     of_all = {"return_inverse": True, "return_counts": True}

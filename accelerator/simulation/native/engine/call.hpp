@@ -66,6 +66,7 @@ private:
     bool look_at_tensors(const Stack& stack, Look& look) const;
     bool is_usual(const Stack& stack, Look& look) const;
     bool has_integer_indices(const Stack& stack) const;
+    bool is_large(const Stack& stack) const;
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
     void flip_bit(const Stack& stack, const Look& look, int bit) const;
@@ -190,6 +191,17 @@ inline bool Kernel::has_integer_indices(const Stack& stack) const
     return true;
 }
 
+// Returns whether the counted argument has so many elements that CUDA's kernel takes memory.
+inline bool Kernel::is_large(const Stack& stack) const
+{
+    if (argument(stack, size_t(rules_.counted_argument)).toTensor().numel() <= rules_.maximum_count)
+        return false;
+    if (rules_.counting_mask < 0)
+        return true;
+    const auto mask = argument(stack, size_t(rules_.counting_mask)).toBoolList();
+    return mask.empty() || mask.get(mask.size() - 1);
+}
+
 // Returns whether this file handles a call of the op on the current stream.
 inline bool Kernel::is_usual(const Stack& stack, Look& look) const
 {
@@ -207,8 +219,7 @@ inline bool Kernel::is_usual(const Stack& stack, Look& look) const
     }
     if (composition_ && !composition_->handles(&argument(stack, 0)))
         return false;
-    if (rules_.counted_argument >= 0 &&
-        argument(stack, size_t(rules_.counted_argument)).toTensor().numel() > rules_.maximum_count)
+    if (rules_.counted_argument >= 0 && is_large(stack))
         return false;
     if ((flags & HAS_ALERT) && at::globalContext().deterministicAlgorithms())
         return false;
@@ -391,6 +402,8 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
     route.learn();
+    if (rules_.flags & COPIES_RESULT)
+        take_memory((*stack)[first].toTensor());
     state.discard();
     draws.keep();
     if (rules_.flags & COUNTS_VERSIONS)

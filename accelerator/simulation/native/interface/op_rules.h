@@ -14,7 +14,8 @@
     X(int32_t, selecting_argument) /* a flag that selects Python or the engine, or -1 */                               \
     X(int32_t, python_value)       /* the value that selects Python */                                                 \
     X(int32_t, counted_argument)   /* a tensor whose number of elements selects Python or the engine, or -1 */         \
-    X(int64_t, maximum_count)      /* Python handles calls with more elements */
+    X(int64_t, maximum_count)      /* Python handles calls with more elements */                                       \
+    X(int32_t, counting_mask)      /* a list of flags; calls without the last one are not counted; or -1 */
 
 #define OP_RULE(type, field) type field;
 struct op_rules {
@@ -35,7 +36,8 @@ struct op_rules {
     X(NEEDS_INPUT_DTYPE, 1 << 8) /* the selecting argument is a type; any other than the first tensor's selects Python */ \
     X(COUNTS_VERSIONS, 1 << 9)   /* of the tensors in its first argument, a list that the op writes */                 \
     X(KEEPS_STORAGE, 1 << 10)    /* results keep storages that are larger than they are, as CUDA's kernel leaves them */ \
-    X(MAY_ASSERT, 1 << 11)       /* Python repeats a call that raises: CUDA's kernel may fail an assertion instead */
+    X(MAY_ASSERT, 1 << 11)       /* Python repeats a call that raises: CUDA's kernel may fail an assertion instead */  \
+    X(COPIES_RESULT, 1 << 12)    /* CUDA's kernel takes memory of its result's size while it runs */
 
 /* How an op accesses memory, beyond what its schema says. */
 #define OP_RACE_FLAGS(X)                                                                                               \

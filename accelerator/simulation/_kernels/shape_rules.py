@@ -52,6 +52,33 @@ def _extremes_along_dim(tensor: Tensor, dim: int, keepdim: bool = False) -> tupl
     return tensor.amin(dim, keepdim), tensor.amax(dim, keepdim)
 
 
+def _suggested_format(first: Tensor, second: Tensor) -> torch.memory_format:
+    """aten/src/ATen/native/ConvUtils.h, cudnn_conv_suggest_memory_format"""
+    from torch._prims_common import suggest_memory_format
+
+    formats = {suggest_memory_format(first), suggest_memory_format(second)}
+    if torch.float64 in (first.dtype, second.dtype):
+        return torch.contiguous_format
+    return next((each for each in (torch.channels_last, torch.channels_last_3d) if each in formats), torch.contiguous_format)
+
+
+def _any_convolution(self: Tensor, weight: Tensor, *arguments: Any, **options: Any) -> Tensor:
+    """Return the result of a convolution by cuDNN. torch's rule ignores the layout of meta tensors."""
+    result: Tensor = torch.ops.aten.convolution(self, weight, *arguments, **options)
+    return result.contiguous(memory_format=_suggested_format(self, weight))
+
+
+def _any_convolution_backward(
+    grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any, **options: Any
+) -> tuple[Tensor | None, ...]:
+    """Return the gradients of a convolution by cuDNN. torch's rules before 2.11 ignore the layout."""
+    grads = torch.ops.aten.convolution_backward(grad_output, input, weight, *arguments, **options)
+    formats = _suggested_format(grad_output, weight), _suggested_format(input, grad_output), torch.contiguous_format
+    return tuple(
+        None if grad is None else grad.contiguous(memory_format=each) for grad, each in zip(grads, formats, strict=True)
+    )
+
+
 def _convolution(
     self: Tensor,
     weight: Tensor,
@@ -137,6 +164,8 @@ SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "aten::batch_norm_update_stats": _statistics,
     "aten::_aminmax": _extremes,
     "aten::_aminmax.dim": _extremes_along_dim,
+    "aten::convolution": _any_convolution,
+    "aten::convolution_backward": _any_convolution_backward,
     "aten::_slow_conv2d_forward": _convolution,
     "aten::slow_conv_dilated2d": _convolution,
     "aten::slow_conv_dilated3d": _convolution,

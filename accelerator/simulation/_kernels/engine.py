@@ -58,7 +58,7 @@ class _Rules(NamedTuple):
     python_value: int
     counted_argument: int
     maximum_count: int
-    counting_mask: int
+    counting_flag: int
 
 
 class _Flags(NamedTuple):
@@ -231,7 +231,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         python_value=bool(need.flag) and need.flag_value,
         counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
         maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
-        counting_mask=op.names.index(mask) if (mask := calls_without_memory and calls_without_memory.mask) else -1,
+        counting_flag=op.names.index(only_if) if (only_if := calls_without_memory and calls_without_memory.only_if) else -1,
     )
 
 

@@ -43,6 +43,11 @@ _PAIR_BYTES = 8
 _MODE_MAX = 2  # of embedding bags
 _FEW_LOSSES = 2**16  # elements of a loss before its reduction: less than 1 % of any training's peak
 _NO_REDUCTION = 0
+_FEW_ELEMENTS = 2**16  # of other arguments
+# Each of up to so many slices is split among blocks if it has at least a length.
+_SPLIT_SLICES = ((20, 20000), (40, 10000), (80, 8000), (199, 5000), (799, 3000), (4000, 800), (math.inf, 400))
+_FEW_TO_SELECT = 2**18  # elements from which topk selects with little memory
+_SELECTING_BLOCKS, _SELECTING_THREADS, _DIGITS = 6, 256, 256  # blocks of a processor, threads of a block, numbers of 8 bits
 
 
 def _round_up(value: int, multiple: int) -> int:
@@ -182,8 +187,123 @@ def _convolution_backward(arguments: _Arguments) -> list[int]:
     return memory_of_sum(grad, dims) if arguments["output_mask"][2] else []
 
 
+def _median(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Sorting.cpp, median_impl: all values, sorted"""
+    values = arguments["self"]
+    if values.numel() <= _FEW_ELEMENTS:
+        return []
+    flat = torch.empty(values.numel(), dtype=values.dtype, device="meta")
+    return [values.nbytes, values.numel() * torch.int64.itemsize, *_sort({"self": flat, "dim": 0})]
+
+
+def _mode(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/TensorModeKernel.cpp, mode_kernel_impl: the dimension has to be the last"""
+    values = arguments["self"]
+    return [] if not values.dim() or values.transpose(arguments["dim"], -1).is_contiguous() else [values.nbytes]
+
+
+def _is_split(slices: int, length: int) -> bool:
+    """Return whether several blocks look for the largest values of one slice: should_use_multiblock of TensorTopK.cu."""
+    return length >= next(least for most, least in _SPLIT_SLICES if slices <= most)
+
+
+def _top(values: torch.Tensor, dim: int) -> list[int]:
+    """aten/src/ATen/native/cuda/TensorTopK.cu, mbtopk::launch"""
+    if values.numel() <= _FEW_TO_SELECT:
+        return []
+    length = values.size(dim)
+    slices = values.numel() // length
+    if not _is_split(slices, length):
+        return []
+    processors = torch.cuda.get_device_properties(values.device).multi_processor_count
+    per_thread = -(-values.numel() // (processors * _SELECTING_BLOCKS * _SELECTING_THREADS))
+    blocks = slices * -(-length // (min(max(per_thread, 4), 64) * _SELECTING_THREADS))
+    counts = [blocks * _DIGITS * 2, slices * _DIGITS * 4, blocks * 4, blocks * 4]
+    return [slices * values.element_size(), *(slices * 8,) * 2, slices * 4, *counts]
+
+
+def _topk(arguments: _Arguments) -> list[int]:
+    values = arguments["self"]
+    copied = [] if values.is_contiguous() else [values.nbytes]
+    return [*copied, *_top(values, arguments["dim"])] if values.numel() > _FEW_TO_SELECT else []
+
+
+def _multinomial(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/Distributions.cpp, multinomial_out: as many random numbers, of which the largest are chosen"""
+    weights, count = arguments["self"], arguments["num_samples"]
+    if weights.numel() <= _FEW_ELEMENTS or (arguments["replacement"] and count > 1):
+        return []
+    return [weights.nbytes, *(_top(weights, -1) if count > 1 else ())]
+
+
+def _index_put(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Indexing.cu, index_put_with_sort_kernel: linear indices, sorted with their positions"""
+    indices = [index for index in arguments["indices"] if index is not None]
+    is_sorted = arguments["accumulate"] or bindings.is_deterministic()
+    if not is_sorted or not indices or any(index.dtype in (torch.bool, torch.uint8) for index in indices):
+        return []
+    shape = torch.broadcast_shapes(*(index.shape for index in indices))  # type: ignore[no-untyped-call]
+    index_bytes = math.prod(shape) * torch.int64.itemsize
+    return [*(index_bytes,) * 4, 2 * index_bytes]
+
+
+def _im2col(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Im2Col.cu, im2col_cuda: the result begins as large as the argument"""
+    values = arguments["self"]
+    area = math.prod(arguments["kernel_size"])
+    return [values.nbytes] if area > 1 else []
+
+
+def _copy_of(tensor: torch.Tensor) -> int:
+    """Return the size of a contiguous copy, or 0 if the tensor is contiguous."""
+    return 0 if tensor.is_contiguous() else tensor.nbytes
+
+
+def _adaptive_max_pool(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu: contiguous argument and results, which are copied to the results"""
+    values = arguments["self"]
+    if values.is_contiguous():
+        return []
+    outputs = math.prod(values.shape[:-2]) * math.prod(arguments["output_size"])
+    return [values.nbytes, outputs * values.element_size(), outputs * torch.int64.itemsize]
+
+
+def _adaptive_max_pool_backward(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/AdaptiveMaxPooling2d.cu"""
+    return [_copy_of(arguments[name]) for name in ("self", "grad_output", "indices")]
+
+
+def _antialias(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/UpSampleBilinear2d.cu, upsample_gen2d_aa_out_cuda_template"""
+    values = arguments["self"]
+    if values.is_contiguous():
+        return []
+    return [values.nbytes, math.prod((*values.shape[:2], *arguments["output_size"])) * values.element_size()]
+
+
+def _contiguous_gradient(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/UpSampleBilinear2d.cu and UpSampleBicubic2d.cu"""
+    return [_copy_of(arguments["grad_output"])]
+
+
 KERNEL_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
     **REDUCTIONS,
+    "aten::median": _median,
+    "aten::nanmedian": _median,
+    "aten::mode": _mode,
+    "aten::topk": _topk,
+    "aten::topk.values": _topk,
+    "aten::multinomial": _multinomial,
+    "aten::multinomial.out": _multinomial,
+    "aten::_index_put_impl_": _index_put,
+    "aten::im2col": _im2col,
+    "aten::adaptive_max_pool2d": _adaptive_max_pool,
+    "aten::adaptive_max_pool2d_backward": _adaptive_max_pool_backward,
+    "aten::_upsample_bilinear2d_aa": _antialias,
+    "aten::_upsample_bilinear2d_aa_backward": _contiguous_gradient,
+    "aten::_upsample_bicubic2d_aa": _antialias,
+    "aten::_upsample_bicubic2d_aa_backward": _contiguous_gradient,
+    "aten::upsample_bicubic2d_backward": _contiguous_gradient,
     "aten::_softmax_backward_data": _softmax_backward,
     "aten::_softmax_backward_data.out": _softmax_backward,
     "aten::convolution_backward": _convolution_backward,
@@ -225,7 +345,14 @@ def _results_of_unique(arguments: _Arguments) -> list[int]:
     return results if "return_counts" not in arguments else [*results, count if arguments["return_counts"] else 0]
 
 
+def _result_like_argument(arguments: _Arguments) -> list[int]:
+    """aten/src/ATen/native/cuda/Im2Col.cu and Col2Im.cu: empty_like(input), resized"""
+    return [arguments["self"].numel()]
+
+
 RESULT_MEMORY: dict[str, Callable[[_Arguments], list[int]]] = {
+    "aten::im2col": _result_like_argument,
+    "aten::col2im": _result_like_argument,
     "aten::mse_loss": _result_of_loss,
     "aten::smooth_l1_loss": _result_of_loss,
     "aten::binary_cross_entropy": _result_of_loss,
@@ -242,20 +369,38 @@ CPU_HAS_RESULT_MEMORY = frozenset(("aten::mse_loss", "aten::smooth_l1_loss", "at
 class FewElements(NamedTuple):
     """Calls whose ``argument`` has at most ``most`` elements and whose ``flag``, if there is one, is false.
 
-    If there is a ``mask``, a list of flags, also all calls whose last flag in it is false.
+    ``only_if`` may name another flag or a list of flags: also all calls in which it, or its last flag, is false.
     """
 
     argument: str
     most: int
     flag: str = ""
-    mask: str = ""
+    only_if: str = ""
 
 
 WITHOUT_MEMORY = {
     "aten::embedding_dense_backward": FewElements("indices", _FEW_INDICES, "scale_grad_by_freq"),
     **dict.fromkeys(("aten::mse_loss", "aten::smooth_l1_loss", "aten::huber_loss"), FewElements("self", _FEW_LOSSES)),
     **dict.fromkeys(REDUCTIONS, FewElements("self", FEW_REDUCED)),
-    "aten::convolution_backward": FewElements("grad_output", FEW_REDUCED, mask="output_mask"),
+    **dict.fromkeys(("aten::median", "aten::nanmedian", "aten::mode"), FewElements("self", _FEW_ELEMENTS)),
+    **dict.fromkeys(("aten::topk", "aten::topk.values"), FewElements("self", _FEW_TO_SELECT)),
+    **dict.fromkeys(("aten::multinomial", "aten::multinomial.out"), FewElements("self", _FEW_ELEMENTS)),
+    "aten::_index_put_impl_": FewElements("values", _FEW_ELEMENTS // 2, only_if="accumulate"),
+    **dict.fromkeys(
+        (
+            *("aten::adaptive_max_pool2d", "aten::adaptive_max_pool2d_backward"),
+            *("aten::_upsample_bilinear2d_aa", "aten::_upsample_bicubic2d_aa"),
+        ),
+        FewElements("self", _FEW_ELEMENTS),
+    ),
+    **dict.fromkeys(
+        (
+            *("aten::_upsample_bilinear2d_aa_backward", "aten::_upsample_bicubic2d_aa_backward"),
+            "aten::upsample_bicubic2d_backward",
+        ),
+        FewElements("grad_output", _FEW_ELEMENTS),
+    ),
+    "aten::convolution_backward": FewElements("grad_output", FEW_REDUCED, only_if="output_mask"),
 }
 """The calls of these ops that take no memory, so that the engine handles them."""
 
@@ -280,6 +425,8 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
         if is_counted and counted < len(args) and args[counted].numel() <= most:
             return result
         arguments = {**defaults, **bind(args, kwargs)}
+        if is_counted and few is not None and arguments[few.argument].numel() <= most:
+            return result
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

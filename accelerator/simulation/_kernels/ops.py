@@ -19,6 +19,7 @@ from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
 from .kernel_memory import RESULT_MEMORY
 from .library_texts import device_checks
+from .shape_rules import RULES_OF_CUDA
 
 __all__ = ["SCALARS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
 
@@ -253,7 +254,7 @@ class Op:
 
         import_dynamo()
         try:
-            returned, arguments = compute(_to_meta, self.operator)
+            returned, arguments = compute(_to_meta, RULES_OF_CUDA.get(self.name, self.operator))
         except NotImplementedError:
             returned, arguments = compute(_to_cpu_copy, self.compute)
         results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)

@@ -31,7 +31,7 @@ from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_hos
 from .ops import Op, _to_meta, import_dynamo
 from .refusals import check_indices, check_types, has_indices
 from .runtime import streams_need_checks
-from .shape_rules import SHAPE_RULES
+from .shape_rules import RULES_OF_CUDA, SHAPE_RULES
 
 __all__ = [
     "SMALL_COPY",
@@ -55,11 +55,11 @@ _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers mus
 _LEAST_SUM_OF_WINDOWS = 1e-11
 _CPU_KEY = DispatchKey.CPU
 # torch's shape rule of the first calls cuDNN for meta tensors too; the second's of torch 2.6 raises for a cell without biases;
-# those of the next ask fake tensors for their device; those of convolutions ignore the layout.
+# those of the others ask fake tensors for their device.
 _OWN_SHAPES = frozenset(
     (
         *("aten::_cudnn_rnn_flatten_weight", "aten::_thnn_fused_lstm_cell", "aten::_convert_weight_to_int4pack"),
-        *("aten::_weight_int4pack_mm", "aten::convolution", "aten::convolution_backward"),
+        *("aten::_weight_int4pack_mm", *RULES_OF_CUDA),
     )
 )
 _FILLS = frozenset(("fill_", "zero_"))

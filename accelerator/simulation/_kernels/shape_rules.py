@@ -1,4 +1,4 @@
-"""The shapes of ops for which torch has no meta kernel, as functions of meta tensors."""
+"""The shapes of ops for which torch has no meta kernel, or one with other results than CUDA's, as functions of meta tensors."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from torch import Tensor
 
 from .decompositions.semi_structured import compressed_columns
 
-__all__ = ["SHAPE_RULES"]
+__all__ = ["RULES_OF_CUDA", "SHAPE_RULES"]
 
 
 def _like_first(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
@@ -110,6 +110,10 @@ def _transposed_convolution(
     return torch.ops.aten.convolution(self, weight, bias, stride, padding, dilation, True, output_padding, 1)
 
 
+def _log_sigmoid(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    return torch.empty_like(tensor), tensor.new_empty(0)
+
+
 def _jagged(dense: Tensor, offsets: list[Tensor], total_L: int | None = None) -> Tensor:
     if total_L is None:
         raise NotImplementedError  # the kernel reads the last offset
@@ -136,7 +140,15 @@ def _packed_product(tensor: Tensor, weight: Tensor, *arguments: Any) -> Tensor:
     return tensor.new_empty((tensor.size(0), weight.size(0) * 8))
 
 
+RULES_OF_CUDA: dict[str, Callable[..., Any]] = {
+    "aten::convolution": _any_convolution,
+    "aten::convolution_backward": _any_convolution_backward,
+    "aten::log_sigmoid_forward": _log_sigmoid,
+}
+"""For meta tensors, torch's rules of these ops give the results of another device."""
+
 SHAPE_RULES: dict[str, Callable[..., Any]] = {
+    **RULES_OF_CUDA,
     "aten::_logcumsumexp": _like_first,
     "aten::_ctc_loss_backward": _like_second,
     "aten::_ctc_loss_backward.Tensor": _like_second,
@@ -164,8 +176,6 @@ SHAPE_RULES: dict[str, Callable[..., Any]] = {
     "aten::batch_norm_update_stats": _statistics,
     "aten::_aminmax": _extremes,
     "aten::_aminmax.dim": _extremes_along_dim,
-    "aten::convolution": _any_convolution,
-    "aten::convolution_backward": _any_convolution_backward,
     "aten::_slow_conv2d_forward": _convolution,
     "aten::slow_conv_dilated2d": _convolution,
     "aten::slow_conv_dilated3d": _convolution,

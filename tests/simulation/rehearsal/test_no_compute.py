@@ -720,8 +720,8 @@ KERNEL_MEMORY = """
             with torch.autograd.set_multithreading_enabled(False):
                 results = function()
             taken = torch.cuda.memory_allocated() - before, torch.cuda.max_memory_allocated() - before
-            assert held <= taken[0] <= held + 2**11, (name, taken)
-            assert held + extra <= taken[1] <= held + extra + 2**11, (name, taken)
+            assert held <= taken[0] <= held + 2**11, (name, taken, held)
+            assert held + extra <= taken[1] <= held + extra + 2**11, (name, taken, held + extra)
             del results
 
     x, y = torch.zeros(512, 512, device="cuda"), torch.zeros(512, 512, device="cuda")
@@ -774,6 +774,50 @@ KERNEL_MEMORY = """
         run = lambda: torch.autograd.grad(output, x, grad, retain_graph=True)
         grad = torch.zeros_like(output)
         check_held("softmax", run, x.nbytes, extra)
+    x = torch.zeros(1024, 1024, device="cuda", requires_grad=True)
+    check_held("logsigmoid", lambda: F.logsigmoid(x), x.nbytes, 0)
+    output = F.logsigmoid(x)
+    check_held("logsigmoid", lambda: torch.autograd.grad(output, x, output, retain_graph=True), x.nbytes, 0)
+    x, few = torch.zeros(1024, 1024, device="cuda"), torch.zeros(100, device="cuda")
+    for function, held, extra in (
+        (lambda: x.median(), 0, x.numel() * ((4 + 8) + 8 + (4 + 8))),
+        (lambda: x.nanmedian(), 0, x.numel() * ((4 + 8) + 8 + (4 + 8))),
+        (lambda: few.median(), 0, 0),
+        (lambda: x.mode(0), 2**10 * (4 + 8), x.nbytes),
+        (lambda: x.mode(1), 2**10 * (4 + 8), 0),
+        (lambda: x.topk(4, 1, sorted=False), 2**12 * (4 + 8), 2**10 * (4 + 8 + 8 + 4 + 512 + 1024 + 4 + 4)),
+        (lambda: x[:, :200].topk(4, 1, sorted=False), 2**12 * (4 + 8), 0),
+        (lambda: torch.multinomial(x.fill_(1), 1), 2**10 * 8, x.nbytes),
+    ):
+        check_held("selection", function, held, extra)
+    table = torch.zeros(100, 64, device="cuda", requires_grad=True)
+    output = table[torch.zeros(4096, dtype=torch.int64, device="cuda")]
+    grad = torch.zeros_like(output)
+    run = lambda: torch.autograd.grad(output, table, grad, retain_graph=True)
+    check_held("index", run, table.nbytes, 4096 * 48)
+    x = torch.zeros(2, 16, 32, 32, device="cuda", requires_grad=True)
+    columns, folded = F.unfold(x, 3), 16 * 9 * 30 * 30 * 2 * 4
+    check_held("unfold", lambda: F.unfold(x, 3), folded, x.nbytes)
+    grad = torch.zeros_like(columns)
+    check_held("unfold", lambda: torch.autograd.grad(columns, x, grad, retain_graph=True), folded, 0)
+    check_held("fold", lambda: F.fold(grad, 32, 3), folded, 0)
+    sizes = torch.zeros(4, 64, 64, 64, device="cuda"), torch.zeros(4, 64, 64, 64, device="cuda")
+    for x in sizes[0], sizes[1].contiguous(memory_format=torch.channels_last):
+        copies = not x.is_contiguous()
+        x.requires_grad_()
+        pooled, bytes = 4 * 64 * 4 * 4, x.nbytes
+        for function, results, held, extra in (
+            (lambda: F.adaptive_max_pool2d(x, 4, return_indices=True), 12 * pooled, bytes, 12 * pooled),
+            (lambda: F.interpolate(x, scale_factor=0.5, mode="bilinear", antialias=True), bytes // 4, 0, bytes // 4),
+            (lambda: F.interpolate(x, scale_factor=2, mode="bicubic"), 4 * bytes, 0, 4 * bytes),
+        ):
+            forward = 0 if held == 0 and results > bytes else copies * (bytes + results)
+            check_held("layout", function, results, forward)
+            output = function()
+            output = output[0] if isinstance(output, tuple) else output
+            grad = torch.zeros_like(output)
+            run = lambda: torch.autograd.grad(output, x, grad, retain_graph=True)
+            check_held("layout", run, bytes, copies * (held + extra))
     numbers = torch.zeros(2**18, dtype=torch.int64, device="cuda")
     check_held("unique", lambda: numbers.unique(), numbers.nbytes, numbers.nbytes)
     of_all = {"return_inverse": True, "return_counts": True}

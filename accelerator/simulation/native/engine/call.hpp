@@ -196,10 +196,13 @@ inline bool Kernel::is_large(const Stack& stack) const
 {
     if (argument(stack, size_t(rules_.counted_argument)).toTensor().numel() <= rules_.maximum_count)
         return false;
-    if (rules_.counting_mask < 0)
+    if (rules_.counting_flag < 0)
         return true;
-    const auto mask = argument(stack, size_t(rules_.counting_mask)).toBoolList();
-    return mask.empty() || mask.get(mask.size() - 1);
+    const c10::IValue& flag = argument(stack, size_t(rules_.counting_flag));
+    if (flag.isBool())
+        return flag.toBool();
+    const auto flags = flag.toBoolList();
+    return flags.get(flags.size() - 1);
 }
 
 // Returns whether this file handles a call of the op on the current stream.

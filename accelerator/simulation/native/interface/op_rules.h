@@ -15,7 +15,7 @@
     X(int32_t, python_value)       /* the value that selects Python */                                                 \
     X(int32_t, counted_argument)   /* a tensor whose number of elements selects Python or the engine, or -1 */         \
     X(int64_t, maximum_count)      /* Python handles calls with more elements */                                       \
-    X(int32_t, counting_mask)      /* a list of flags; calls without the last one are not counted; or -1 */
+    X(int32_t, counting_flag)      /* without this flag, or the last of these flags, nothing is counted; or -1 */
 
 #define OP_RULE(type, field) type field;
 struct op_rules {

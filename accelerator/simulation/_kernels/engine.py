@@ -24,6 +24,7 @@ from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
 from .kernel_memory import COPIES_OF_RESULT, CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
 from .ops import Op
+from .reduction_memory import ALWAYS_TAKE_MEMORY, REDUCTIONS
 from .schemas import split
 from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
@@ -59,6 +60,8 @@ class _Rules(NamedTuple):
     counted_argument: int
     maximum_count: int
     counting_flag: int
+    dims_argument: int
+    dtype_argument: int
 
 
 class _Flags(NamedTuple):
@@ -205,6 +208,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
         need = Need(flag=flag) if flag in op.names else Need()
     selecting_argument = need.flag or need.dtype_argument
+    reduces = op.name in REDUCTIONS.keys() - ALWAYS_TAKE_MEMORY and "dim" in op.names and not op.out
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
     flags = _Flags(
         TAKES_HOST_SCALARS=op.takes_host_scalars,
@@ -232,6 +236,8 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
         maximum_count=0 if calls_without_memory is None else calls_without_memory.most,
         counting_flag=op.names.index(only_if) if (only_if := calls_without_memory and calls_without_memory.only_if) else -1,
+        dims_argument=op.names.index("dim") if reduces else -1,
+        dtype_argument=op.names.index("dtype") if reduces and "dtype" in op.names else -1,
     )
 
 

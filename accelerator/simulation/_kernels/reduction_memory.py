@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-__all__ = ["FEW_REDUCED", "REDUCTIONS", "count_nonzero", "memory_of_sum"]
+__all__ = ["ALWAYS_TAKE_MEMORY", "FEW_REDUCED", "REDUCTIONS", "count_nonzero", "memory_of_sum"]
 
 FEW_REDUCED = 2**17 - 1
 """Reductions of at most so many elements are made by one block for each output: each of its 512 threads adds 256 values."""
@@ -203,3 +203,6 @@ REDUCTIONS: dict[str, Callable[[_Arguments], list[int]]] = {
     for name in names.split()
 }
 """What reductions of more than ``FEW_REDUCED`` elements take."""
+
+ALWAYS_TAKE_MEMORY = frozenset(("aten::count_nonzero.dim_IntList",))
+"""Those that take memory along the fastest dimension, too."""

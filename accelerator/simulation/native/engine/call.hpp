@@ -9,6 +9,7 @@
 #include <c10/core/impl/LocalDispatchKeySet.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <optional>
 
 namespace engine {
@@ -67,6 +68,7 @@ private:
     bool is_usual(const Stack& stack, Look& look) const;
     bool has_integer_indices(const Stack& stack) const;
     bool is_large(const Stack& stack) const;
+    bool reduces_fastest(const Stack& stack) const;
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
     void flip_bit(const Stack& stack, const Look& look, int bit) const;
@@ -191,11 +193,37 @@ inline bool Kernel::has_integer_indices(const Stack& stack) const
     return true;
 }
 
+// Returns whether an op reduces the fastest dimension of floating-point numbers in their own type. CUDA's kernel takes little
+// memory for that.
+inline bool Kernel::reduces_fastest(const Stack& stack) const
+{
+    const at::Tensor& tensor = argument(stack, size_t(rules_.counted_argument)).toTensor();
+    if (!tensor.is_floating_point() || !tensor.is_non_overlapping_and_dense())
+        return false;
+    if (rules_.dtype_argument >= 0 && !argument(stack, size_t(rules_.dtype_argument)).isNone())
+        return false;
+    const auto is_fastest = [&tensor](int64_t dim) {
+        dim = dim < 0 ? dim + tensor.dim() : dim;
+        return dim >= 0 && dim < tensor.dim() && tensor.stride(dim) == 1 && tensor.size(dim) > 1;
+    };
+    const c10::IValue& dims = argument(stack, size_t(rules_.dims_argument));
+    if (dims.isNone())
+        return true;
+    if (dims.isInt())
+        return is_fastest(dims.toInt());
+    if (!dims.isIntList())
+        return false;
+    const auto list = dims.toIntVector();
+    return list.empty() || std::any_of(list.begin(), list.end(), is_fastest);
+}
+
 // Returns whether the counted argument has so many elements that CUDA's kernel takes memory.
 inline bool Kernel::is_large(const Stack& stack) const
 {
     if (argument(stack, size_t(rules_.counted_argument)).toTensor().numel() <= rules_.maximum_count)
         return false;
+    if (rules_.dims_argument >= 0)
+        return !reduces_fastest(stack);
     if (rules_.counting_flag < 0)
         return true;
     const c10::IValue& flag = argument(stack, size_t(rules_.counting_flag));

@@ -37,7 +37,7 @@ OVERRIDE_KEY = bindings.parse_key("PrivateUse2")
 # Results of these ops may have parts, or a scale.
 _PARTS = ("sparse", "nested")
 _SCALED = ("quantize", "_make_per")
-_WAIT_SOMETIMES = ("repeat_interleave",)
+_WAIT_SOMETIMES = ("repeat_interleave",)  # beside those with a wait_condition
 # The engine composes the usual calls of these ops itself (native/engine/attention.hpp).
 _COMPOSED_BY_ENGINE = frozenset(
     (
@@ -196,7 +196,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
     is_composed = op.name in _COMPOSED_BY_ENGINE
     if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
         return None
-    if op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
+    if op.wait_condition is not None or op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
         return None
     calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)

@@ -20,6 +20,7 @@ from .dtypes import dtype_rules
 from .kernel_memory import RESULT_MEMORY
 from .library_texts import device_checks
 from .shape_rules import RULES_OF_CUDA
+from .waits import condition_of, host_mask_waits
 
 __all__ = ["SCALARS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
 
@@ -132,6 +133,7 @@ class Op:
         self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and names_of_check(name, key).isdisjoint(device_checks())
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
+        self.wait_condition = condition_of(short_name, self.tensor_names)
         self.dtype_rules = dtype_rules(short_name, key)
         self.is_copy = short_name == "copy_"
         self.is_foreach = short_name.startswith("_foreach_")
@@ -174,21 +176,32 @@ class Op:
         return function(*converted, **{n: as_tensor(v) if n in scalars else v for n, v in kwargs.items()})
 
     def waits_for_stream(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Return whether the host reads results or their sizes, so that a call waits for its stream."""
-        if not self.is_indexing:
-            # The host need not read the size of the output if the caller gives it.
-            is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
-            return self.is_data_dependent and not is_sized
-        arguments = self.bind(args, kwargs)
+        """Return whether the host reads results, their sizes or error codes, so that a call waits for its stream."""
+        if self.wait_condition is not None:
+            return self.wait_condition(self.bind(args, kwargs))
+        if self.is_indexing:
+            return self._reads_indices(self.bind(args, kwargs), host_mask_waits())
+        return self.reads_results(args, kwargs)
+
+    def reads_results(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Return whether the values of arguments decide the sizes of results, or the host gets a value."""
+        if self.is_indexing:
+            return self._reads_indices(self.bind(args, kwargs), True)
+        # The host need not read the size of the output if the caller gives it.
+        is_sized = self.short_name == "repeat_interleave" and self.bind(args, kwargs).get("output_size") is not None
+        return self.is_data_dependent and not is_sized
+
+    def _reads_indices(self, arguments: dict[str, Any], reads_host_masks: bool) -> bool:
         indices = [index for index in arguments["indices"] if index is not None]
-        if any(index.is_cpu for index in indices):
+        is_mask = [index.dtype in (torch.bool, torch.uint8) for index in indices]
+        if any(index.is_cpu and (reads_host_masks or not mask) for index, mask in zip(indices, is_mask, strict=True)):
             return True  # torch first copies it to the device
         # A mask becomes indices, whose number the host reads.
-        masks = [index.dtype in (torch.bool, torch.uint8) for index in indices]
+        reads_masks = any(mask and not index.is_cpu for index, mask in zip(indices, is_mask, strict=True))
         values = arguments.get("values")
         if values is not None and values.is_cpu and values.numel() == 1 and not arguments.get("accumulate"):
-            return not all(masks)  # torch fills through the masks and needs no indices
-        return any(masks)
+            return reads_masks and not all(is_mask)  # torch fills through the masks and needs no indices
+        return reads_masks
 
     def result_elements(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[int]:
         """Return for each result how many elements its storage has at least."""

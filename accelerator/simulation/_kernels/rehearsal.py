@@ -322,7 +322,7 @@ def _has_to_compute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bo
     """Return whether a call computes: its results decide shapes or reach the host, or it fills a small tensor."""
     if _is_fill(op):
         return _is_small(op.bind(args, kwargs)[next(iter(op.written))])
-    return (None in op.results or bool(op.out)) and op.waits_for_stream(args, kwargs)
+    return (None in op.results or bool(op.out)) and op.reads_results(args, kwargs)
 
 
 def _describe(values: Any, signature: list[Any], is_pointwise: bool) -> None:

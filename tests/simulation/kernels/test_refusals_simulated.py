@@ -180,10 +180,35 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "assignment_by_an_index_on_the_host": lambda x: x.__setitem__(torch.tensor([0, 2]), x[0].clone()),
     "unique": lambda x: x.unique(),
     "unique_consecutive": lambda x: x.unique_consecutive(),
-    "equal": lambda x: x.equal(x),
+    "equal": lambda x: x.equal(x.clone()),
     "bincount": lambda x: torch.bincount(x.long()),
     "to_sparse": lambda x: x.to_sparse(),
     "cpu": lambda x: x.cpu(),
+    # The results of these are checked on the host.
+    "svd": lambda x: torch.linalg.svd(x.diag()),
+    "svdvals": lambda x: torch.linalg.svdvals(x.diag()),
+    "nuclear_norm": lambda x: torch.linalg.norm(x.diag(), "nuc"),
+    "matrix_rank": lambda x: torch.linalg.matrix_rank(x.diag()),
+    "pinv": lambda x: torch.linalg.pinv(x.diag()),
+    "cond": lambda x: torch.linalg.cond(x.diag()),
+    "svd_lowrank": lambda x: torch.svd_lowrank(x.diag()),
+    "eigh": lambda x: torch.linalg.eigh(x.diag()),
+    "eigvalsh": lambda x: torch.linalg.eigvalsh(x.diag()),
+    "eig": lambda x: torch.linalg.eig(x.diag()),
+    "eigvals": lambda x: torch.linalg.eigvals(x.diag()),
+    "eig_of_nothing": lambda x: torch.linalg.eig(x.new_empty(0, 0)),
+    "cholesky": lambda x: torch.cholesky(x.diag()),
+    "cholesky_ex_with_check": lambda x: torch.linalg.cholesky_ex(x.diag(), check_errors=True),
+    "inv_ex_with_check": lambda x: torch.linalg.inv_ex(x.diag(), check_errors=True),
+    "lu_factor_ex_with_check": lambda x: torch.linalg.lu_factor_ex(x.diag(), check_errors=True),
+    "solve_ex_with_check": lambda x: torch.linalg.solve_ex(x.diag(), x, check_errors=True),
+    "ldl_factor_ex_with_check": lambda x: torch.linalg.ldl_factor_ex(x.diag(), check_errors=True),
+    "matrix_exp": lambda x: torch.linalg.matrix_exp(x.diag()),
+    "normal_of_deviations": lambda x: torch.normal(0.0, x),
+    "isin_of_many": lambda x: torch.isin(x, x.repeat(9)),
+    "index_fill_of_a_tensor": lambda x: x.index_fill_(0, torch.zeros(1, dtype=torch.int64, device="cuda"), x[0]),
+    "masked_fill_of_a_tensor": lambda x: x.masked_fill_(x > 0, x[0]),
+    "segment_reduce": lambda x: torch.segment_reduce(x, "max", lengths=torch.full((1,), 3, device="cuda")),
 }
 NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "add": lambda x: x + x,
@@ -193,10 +218,29 @@ NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "sort": lambda x: x.sort(),
     "index": lambda x: x[torch.ones_like(x, dtype=torch.int64)],
     "repeat": lambda x: x.repeat_interleave(torch.full((3,), 2, device="cuda"), output_size=6),
+    "equal_of_other_sizes": lambda x: x.equal(x[:2]),
+    "equal_of_nothing": lambda x: x[:0].equal(x[:0].clone()),
+    "equal_to_itself": lambda x: x.equal(x),
+    "svd_of_nothing": lambda x: torch.linalg.svd(x.new_empty(0, 3)),
+    "eigh_of_nothing": lambda x: torch.linalg.eigh(x.new_empty(0, 0)),
+    "cholesky_ex": lambda x: torch.linalg.cholesky_ex(x.diag()),
+    "inv_ex": lambda x: torch.linalg.inv_ex(x.diag()),
+    "lu_factor_ex": lambda x: torch.linalg.lu_factor_ex(x.diag()),
+    "solve_ex": lambda x: torch.linalg.solve_ex(x.diag(), x),
+    "qr": lambda x: torch.linalg.qr(x.diag()),
+    "matrix_exp_of_numbers": lambda x: torch.linalg.matrix_exp(x.view(3, 1, 1)),
+    "normal_of_means": lambda x: torch.normal(x, 1.0),
+    "isin_of_few": lambda x: torch.isin(x, x),
+    "isin_of_many_unique": lambda x: torch.isin(x, x.repeat(9), assume_unique=True),
+    "index_fill_of_a_number": lambda x: x.index_fill_(0, torch.zeros(1, dtype=torch.int64, device="cuda"), 1.0),
+    "masked_fill_of_a_host_tensor": lambda x: x.masked_fill_(x > 0, torch.tensor(1.0)),
+    "segment_reduce_unchecked": lambda x: torch.segment_reduce(
+        x, "max", lengths=torch.full((1,), 3, device="cuda"), unsafe=True
+    ),
 }
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature", "ignore:torch.cholesky is deprecated")
 class TestSyncDebugMode:
     @pytest.fixture(autouse=True)
     def _restore(self) -> Iterator[None]:
@@ -219,6 +263,15 @@ class TestSyncDebugMode:
         x = torch.ones(3, device="cuda")
         torch.cuda.set_sync_debug_mode("error")
         NOT_SYNCHRONIZING[name](x)
+
+    def test_mask_on_the_host(self) -> None:
+        """Its indices are copied from pinned memory from torch 2.10 on."""
+        x, mask = torch.ones(3, device="cuda"), torch.tensor([True, False, True])
+        torch.cuda.set_sync_debug_mode("error")
+        waits = pytest.raises(RuntimeError, match="called a synchronizing CUDA operation")
+        for call in (lambda: x[mask], lambda: x.index_put_((mask,), x[:1].expand(2))):
+            with waits if VERSION < (2, 10) else contextlib.nullcontext():
+                call()
 
     def test_nonzero_waits_for_its_stream(self) -> None:
         x = torch.ones(3, device="cuda")

@@ -197,7 +197,6 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "eig": lambda x: torch.linalg.eig(x.diag()),
     "eigvals": lambda x: torch.linalg.eigvals(x.diag()),
     "eig_of_nothing": lambda x: torch.linalg.eig(x.new_empty(0, 0)),
-    "cholesky": lambda x: torch.cholesky(x.diag()),
     "cholesky_ex_with_check": lambda x: torch.linalg.cholesky_ex(x.diag(), check_errors=True),
     "inv_ex_with_check": lambda x: torch.linalg.inv_ex(x.diag(), check_errors=True),
     "lu_factor_ex_with_check": lambda x: torch.linalg.lu_factor_ex(x.diag(), check_errors=True),
@@ -240,7 +239,7 @@ NOT_SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
 }
 
 
-@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature", "ignore:torch.cholesky is deprecated")
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode is a prototype feature")
 class TestSyncDebugMode:
     @pytest.fixture(autouse=True)
     def _restore(self) -> Iterator[None]:

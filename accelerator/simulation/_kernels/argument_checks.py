@@ -1,6 +1,6 @@
 """Checks of CUDA's kernels that depend on more than the type of the first tensor.
 
-The texts follow torch's sources: ScatterGatherKernel.cu and Blas.cpp.
+The texts follow torch's sources, such as ScatterGatherKernel.cu and Blas.cpp.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from .dtypes import raise_unsupported_dtype
+from .dtypes import raise_unsupported_dtype, types_without_products
 from .schemas import binder, short_name
 
 __all__ = ["checked_dtypes", "with_argument_checks"]
@@ -34,23 +34,89 @@ def _check_scaled_mm(arguments: _Arguments) -> None:
         )
 
 
+def _check_product(name: str) -> Callable[[_Arguments], None]:
+    """Return a check of the type in which an op of two tensors or numbers computes."""
+
+    def check(arguments: _Arguments) -> None:
+        dtype = torch.result_type(arguments["self"], arguments["other"])
+        if dtype in types_without_products():
+            raise_unsupported_dtype(name, dtype)
+
+    return check
+
+
+def _check_elements(name: str) -> Callable[[_Arguments], None]:
+    """Return a check of the first tensor's type that a tensor without elements passes."""
+
+    def check(arguments: _Arguments) -> None:
+        tensor = arguments["self"]
+        if tensor.dtype in types_without_products() and tensor.numel():
+            raise_unsupported_dtype(name, tensor.dtype)
+
+    return check
+
+
+def _check_median(arguments: _Arguments) -> None:
+    if "dim" not in arguments:
+        return
+    if arguments["self"].dim() >= _MOST_DIMENSIONS:  # as torch's TensorInfo.cuh, despite its text
+        raise RuntimeError(f"CUDA Tensors cannot have more than {_MOST_DIMENSIONS} dimensions")
+    if arguments["self"].dtype is torch.bool:
+        raise_unsupported_dtype("median_out_impl", torch.bool)
+
+
+def _check_lstsq(arguments: _Arguments) -> None:
+    if arguments.get("driver") not in (None, "gels"):
+        raise RuntimeError("torch.linalg.lstsq: `driver` other than `gels` is not supported on CUDA")
+
+
+def _check_batch_norm(arguments: _Arguments) -> None:
+    tensor, is_training = arguments["input"], arguments.get("training", True)
+    for name in ("save_mean", "save_invstd"):
+        out = arguments[name]
+        if is_training and out.size() == tensor.shape[1:2] and not out.is_contiguous():
+            name = name.replace("save", "out")
+            condition = f"{name}.dim() == 1 && {name}.is_contiguous() && {name}.sizes()[0]"
+            file = "/pytorch/aten/src/ATen/native/cuda/Normalization.cuh"
+            raise RuntimeError(f'{condition} INTERNAL ASSERT FAILED at "{file}", please report a bug to PyTorch.')
+
+
+_MOST_DIMENSIONS = 25
+_PRODUCTS = ("mul", "bitwise_and", "bitwise_or", "bitwise_xor")
+_BATCH_NORMS = (
+    *("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"),
+    "_native_batch_norm_legit_no_training.out",
+)
+# By the name of an op, or of an overload.
 _CHECKS = {
-    "scatter": _check_scatter,
-    "scatter_": _check_scatter,
-    "scatter_reduce": _check_scatter,
-    "scatter_reduce_": _check_scatter,
+    **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _check_scatter),
+    **{name + suffix: _check_product(name) for name in _PRODUCTS for suffix in ("", "_")},
+    **{name: _check_elements(name) for name in ("roll", "sort")},
+    **dict.fromkeys(("median", "nanmedian"), _check_median),
+    **dict.fromkeys(_BATCH_NORMS, _check_batch_norm),
+    "linalg_lstsq": _check_lstsq,
     "_scaled_mm": _check_scaled_mm,
 }
+_ALL_TYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
 
-def checked_dtypes(op_name: str) -> frozenset[torch.dtype]:
+def _find_check(name: str) -> Callable[[_Arguments], None] | None:
+    return _CHECKS.get(short_name(name)) or _CHECKS.get(name.removeprefix("aten::"))
+
+
+def checked_dtypes(name: str) -> frozenset[torch.dtype]:
     """Return the types of a first tensor for which ``with_argument_checks`` checks an op."""
-    return _WITHOUT_PRODUCTS if op_name in _CHECKS else frozenset()
+    check = _find_check(name)
+    if check is None:
+        return frozenset()
+    if check in (_check_scatter, _check_scaled_mm):
+        return _WITHOUT_PRODUCTS
+    return _ALL_TYPES if check in (_check_median, _check_lstsq, _check_batch_norm) else types_without_products()
 
 
 def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override with the op's check, if it has one."""
-    check = _CHECKS.get(short_name(name))
+    check = _find_check(name)
     if check is None:
         return override
     bind = binder(name)

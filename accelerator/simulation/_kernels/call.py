@@ -11,12 +11,20 @@ from . import assertions, bindings, capture, random
 from .aliases import CPU, cpu_alias, cpu_alias_beside, cpu_alias_of_storage, empty_within, to_device, unowned, write_back
 from .decompositions.common import resize_like
 from .dtypes import WITHOUT_KERNELS, raise_unsupported_dtype, widen
+from .library_texts import has_text
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
 __all__ = ["Call"]
 
 _Tensor = torch.Tensor
+
+
+_SEVERAL_DEVICES = "Expected all tensors to be on the same device"
+
+
+class _SeveralDevicesError(Exception):
+    """Tensors are on several devices."""
 
 
 class Call:
@@ -53,19 +61,23 @@ class Call:
         """Return the arguments of the CPU's kernel; raise CUDA's errors for tensors on several devices."""
         self.out_tensors = [kwargs.get(name) for name in self.op.out]
         cpu_args: list[Any] = []
-        for name, value in zip(self.op.names, args, strict=False):
-            self.argument = name
-            cpu_args.append(self._to_cpu(value))
         cpu_kwargs: dict[str, Any] = {}
-        for name, value in kwargs.items():
-            self.argument = name
-            cpu_kwargs[name] = self._to_cpu(value)
+        try:
+            for name, value in zip(self.op.names, args, strict=False):
+                self.argument = name
+                cpu_args.append(self._to_cpu(value))
+            for name, value in kwargs.items():
+                self.argument = name
+                cpu_kwargs[name] = self._to_cpu(value)
+        except _SeveralDevicesError:
+            raise self._device_mismatch(args, kwargs) from None
         if self.device is None or self.device == torch.device("cuda"):
             self.device = torch.device("cuda", torch.cuda.current_device())
         if self.host_argument:
             if self.host_argument == "self" and self.op.short_name == "index":
                 raise RuntimeError("indices should be either on cpu or on the same device as the indexed tensor (cpu)")
-            raise self._device_mismatch(self.host_argument, CPU)
+            self.argument = self.host_argument
+            raise self._device_mismatch(args, kwargs)
         return cpu_args, cpu_kwargs
 
     def _to_cpu(self, value: Any) -> Any:
@@ -90,12 +102,12 @@ class Call:
                 self.host_argument = self.argument
             return tensor
         if device.type != "cuda":
-            raise self._device_mismatch(self.argument, device)
+            raise _SeveralDevicesError
         if self.device is None:
             self.device = device
             self._check_dtype(tensor.dtype)
         elif self.device != device and not self.op.is_copy:
-            raise self._device_mismatch(self.argument, device)
+            raise _SeveralDevicesError
         if self.narrow_dtype is not None:
             return self._widened(tensor, self.narrow_dtype)
         if not self.op.is_dense:
@@ -140,12 +152,30 @@ class Call:
             self.written.append((result, tensor))
         return result
 
-    def _device_mismatch(self, argument: str, other: torch.device) -> RuntimeError:
-        if self.op.is_indexing and argument == "indices":
+    def _device_mismatch(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> RuntimeError:
+        """Return CUDA's error for tensors on several devices."""
+        op = self.op
+        if op.is_indexing and self.argument == "indices":
             return RuntimeError(f"indices should be either on cpu or on the same device as the indexed tensor ({self.device})")
+        values = op.bind(args, kwargs)
+        if op.short_name == "masked_fill_":
+            return RuntimeError(_masked_fill_mismatch(values))
+        tensors = [(name, tensor) for name in (*op.out, *values) for tensor in _tensors_of(values.get(name))]
+        if not op.device_check:  # TensorIterator's check, which names the device of the kernel first
+            others = [tensor.device for _, tensor in tensors if tensor.device != self.device]
+            numbers = [tensor.device for _, tensor in tensors if tensor.device != self.device and tensor.dim()]
+            other = (numbers or others)[0]
+            return RuntimeError(f"{_SEVERAL_DEVICES}, but found at least two devices, {self.device} and {other}!")
+        common = tensors[0][1].device
+        name, other = next((name, tensor.device) for name, tensor in tensors if tensor.device != common)
+        if has_text("libtorch_cpu.so", "different from other tensors on"):
+            return RuntimeError(
+                f"{_SEVERAL_DEVICES}, but got {name} is on {other}, different from other tensors on {common}"
+                f" (when checking argument in method {op.device_check})"
+            )
         return RuntimeError(
-            f"Expected all tensors to be on the same device, but found at least two devices, {self.device} and {other}!"
-            f" (when checking argument for argument {argument} in method wrapper_CUDA_{self.op.short_name})"
+            f"{_SEVERAL_DEVICES}, but found at least two devices, {common} and {other}!"
+            f" (when checking argument for argument {name} in method {op.device_check})"
         )
 
     def save_state(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> list[tuple[torch.Tensor, torch.Tensor]]:
@@ -221,6 +251,8 @@ class Call:
         """Convert results that were computed in a wider type to the types that the op returns."""
         assert self.narrow_dtype is not None
         results = [computed] if len(self.op.results) == 1 else computed
+        if not isinstance(results[0], _Tensor):
+            return computed
         try:
             if not self.op.is_dense:
                 raise NotImplementedError  # torch has no meta tensors of other layouts
@@ -297,6 +329,20 @@ class Call:
         remaining = iter(new_results)
         results = [next(remaining) if source is None else arguments[source] for source in op.results]
         return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+
+def _tensors_of(value: Any) -> list[torch.Tensor]:
+    """Return the tensors in an argument."""
+    if isinstance(value, (list, tuple)):
+        return [tensor for item in value for tensor in _tensors_of(item)]
+    return [value] if isinstance(value, _Tensor) else []
+
+
+def _masked_fill_mismatch(values: dict[str, Any]) -> str:
+    tensor, mask = values["self"].device, values["mask"].device
+    if isinstance(values["value"], _Tensor):
+        return "masked_fill_: Expected inputs to be on same device"
+    return f"expected self and mask to be on the same device, but got mask on {mask} and self on {tensor}"
 
 
 def _share_memory(tensor: torch.Tensor, out: Any) -> bool:

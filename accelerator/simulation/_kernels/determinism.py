@@ -30,21 +30,22 @@ _ALERTS = {
         name: f"{name.removeprefix('_')}_cuda"
         for name in (
             *("_adaptive_avg_pool2d_backward", "_adaptive_avg_pool3d_backward", "adaptive_max_pool2d_backward"),
-            *("adaptive_max_pool3d_backward", "avg_pool3d_backward", "fractional_max_pool2d_backward"),
-            *("fractional_max_pool3d_backward", "grid_sampler_2d_backward", "grid_sampler_3d_backward"),
+            *("avg_pool3d_backward", "fractional_max_pool2d_backward"),
+            *("fractional_max_pool3d_backward", "grid_sampler_3d_backward"),
             *("replication_pad1d_backward", "replication_pad2d_backward", "replication_pad3d_backward"),
             "reflection_pad2d_backward",
         )
     },
     **{
-        name: f"{name}_out_cuda"
+        name: f"{name.removeprefix('_')}_out_cuda"
         for name in (
             *("reflection_pad1d_backward", "reflection_pad3d_backward", "upsample_linear1d_backward"),
             *("upsample_bilinear2d_backward", "upsample_bicubic2d_backward", "upsample_trilinear3d_backward"),
+            *("_upsample_bilinear2d_aa_backward", "_upsample_bicubic2d_aa_backward"),
         )
     },
+    **dict.fromkeys(("index_reduce", "index_reduce_"), "index_reduce_cuda"),
     "_ctc_loss_backward": "ctc_loss_backward_gpu",
-    "histc": "_histc_cuda",
     "kthvalue": "kthvalue CUDA",
     "max_unpool2d": "max_unpooling2d_forward_out",
     "max_unpool3d": "max_unpooling3d_forward_out",
@@ -80,12 +81,42 @@ def _scatter_reduce(arguments: _Arguments) -> str | None:
     return "scatter_reduce_cuda_prod_" if arguments.get("reduce") == "prod" else None
 
 
+def _histc(arguments: _Arguments) -> str | None:
+    kernel = "_histc_cuda with floating point input"  # until torch 2.7 integers were refused, too
+    if not _has_error(kernel):
+        return "_histc_cuda"
+    return kernel if arguments["self"].is_floating_point() else None
+
+
+def _grid_sampler(arguments: _Arguments) -> str | None:
+    tensor = arguments["input"]
+    options = (arguments["interpolation_mode"], arguments["padding_mode"], arguments["align_corners"])
+    by_cudnn = (
+        torch.backends.cudnn.enabled
+        and options == (0, 0, True)
+        and tensor.dtype in (torch.float16, torch.float32, torch.float64)
+        and tensor.numel() > 0
+        and tensor.size(1) <= 1024
+    )
+    return None if by_cudnn else "grid_sampler_2d_backward_cuda"
+
+
+def _index_numbers(arguments: _Arguments) -> None:
+    """The deterministic kernel is `index_put_`, which refuses tensors without dimensions."""
+    if not arguments["self"].dim():
+        raise IndexError("too many indices for tensor of dimension 0 (got 1)")
+
+
 # Ops that are nondeterministic only with some arguments.
 _CONDITIONS: dict[str, Callable[[_Arguments], str | None]] = {
     "median": _median,
     "nanmedian": _median,
     "bincount": _bincount,
     "put_": _put,
+    "histc": _histc,
+    "_histc": _histc,
+    "grid_sampler_2d_backward": _grid_sampler,
+    **dict.fromkeys(("index_add", "index_add_", "index_copy", "index_copy_"), _index_numbers),
     "_embedding_bag_backward": _embedding_bag,
     "_embedding_bag_dense_backward": _embedding_bag,
     "scatter_reduce": _scatter_reduce,

@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import re
 from typing import NamedTuple
 
 import torch
@@ -31,12 +32,24 @@ class DtypeRules(NamedTuple):
 # The name that CUDA's error contains, if it differs from the op's name.
 _ERROR_NAMES = {
     "mm": "addmm_cuda",
+    "addbmm": "addmm_cuda",
     "addmm": "addmm_cuda",
     "_addmm_activation": "addmm_cuda",
     "bmm": "baddbmm_cuda",
     "baddbmm": "baddbmm_cuda",
     "mv": "addmv_impl_cuda",
     "addmv": "addmv_impl_cuda",
+    "abs": "abs_cuda",
+    "addcmul": "addcmul_cuda",
+    "cumprod": "cumprod_cuda",
+    "index": "index_cuda",
+    "_unsafe_index": "index_cuda",
+    "linalg_vector_norm": "norm_cuda",
+    "mul": "mul_cuda",
+    "bitwise_and": "bitwise_and_cuda",
+    "bitwise_or": "bitwise_or_cuda",
+    "bitwise_xor": "bitwise_xor_cuda",
+    "roll": "roll_cuda",
     "max_pool2d_with_indices": "max_pool2d_with_indices_out_cuda_frame",
     "max_pool3d_with_indices": "max_pool3d_with_indices_out_frame",
     "avg_pool2d": "avg_pool2d_out_cuda_frame",
@@ -68,11 +81,32 @@ _SCALAR_TYPE_NAMES = {
     torch.complex64: "ComplexFloat",
     torch.complex128: "ComplexDouble",
 }
+_FLOAT8_TYPES = frozenset(getattr(torch, name) for name in dir(torch) if re.fullmatch(r"float8_e\d+m\d+\w*", name))
+_UNSIGNED_TYPES = frozenset((torch.uint16, torch.uint32, torch.uint64))
+_SCALAR_TYPE_NAMES.update({dtype: str(dtype).removeprefix("torch.").capitalize() for dtype in _FLOAT8_TYPES})
+_SCALAR_TYPE_NAMES.update({dtype: str(dtype).removeprefix("torch.").replace("uint", "UInt") for dtype in _UNSIGNED_TYPES})
 _BY_CUDNN = frozenset(("convolution", "_convolution"))
 
 # The CPU multiplies compressed sparse matrices (CSR, BSR) only in float and double; the database has few samples of them.
 _PRODUCTS = frozenset(("addmm", "addmv", "baddbmm", "bmm", "mm", "mv"))
 _HALF_TYPES = frozenset((torch.float16, torch.bfloat16))
+
+# Measured on an H100 with torch 2.11: the database does not say which of these types CUDA supports.
+_COMPLEX_HALF = frozenset((torch.complex32,))
+_ALSO_REFUSED = {
+    **dict.fromkeys(("mm", "addmm", "_addmm_activation", "addbmm", "abs", "linalg_vector_norm"), _FLOAT8_TYPES),
+    **dict.fromkeys(("addcmul", "cumprod"), _COMPLEX_HALF),
+    **dict.fromkeys(("index", "_unsafe_index"), _UNSIGNED_TYPES),
+    "native_dropout_backward": frozenset((torch.complex32, torch.complex64, torch.complex128)),
+}
+_MOVED_TYPES = _FLOAT8_TYPES | _UNSIGNED_TYPES | _COMPLEX_HALF
+_ALSO_WIDENED = {
+    **dict.fromkeys(("gather", "scatter", "flip", "index_select", "channel_shuffle", "eye"), _MOVED_TYPES),
+    **dict.fromkeys(("isin", "count_nonzero"), _FLOAT8_TYPES | _UNSIGNED_TYPES),
+    "trace": _UNSIGNED_TYPES,
+    **dict.fromkeys(("median", "nanmedian"), frozenset((torch.bool,))),
+    **dict.fromkeys(("equal", "ldexp"), _COMPLEX_HALF),
+}
 
 _WIDE_INTEGERS = {"histc": torch.float64}  # the CPU's kernel supports no integers
 _WIDE = {
@@ -80,8 +114,9 @@ _WIDE = {
     torch.bfloat16: torch.float32,
     torch.complex32: torch.complex64,
     **dict.fromkeys((torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64), torch.int64),
+    **dict.fromkeys(_UNSIGNED_TYPES, torch.int64),
+    **dict.fromkeys(_FLOAT8_TYPES, torch.float32),
 }
-_WIDE.update({getattr(torch, name): torch.float32 for name in dir(torch) if name.startswith("float8_")})
 # The CPU has almost no kernels for this type, which results from Fourier transforms of bfloat16.
 WITHOUT_KERNELS: torch.dtype | None = getattr(torch, "bcomplex32", None)
 if WITHOUT_KERNELS is not None:
@@ -107,7 +142,12 @@ def _table() -> dict[str, DtypeRules]:
     version = max((v for v in tables if v <= release(torch.__version__)), default=min(tables))
     refused, widened = (_by_op(tables[version][part]) for part in ("refused", "widened"))
     none: frozenset[torch.dtype] = frozenset()
-    return {name: DtypeRules(refused.get(name, none), widened.get(name, none)) for name in {*refused, *widened}}
+    rules = {name: DtypeRules(refused.get(name, none), widened.get(name, none)) for name in {*refused, *widened}}
+    for name in {*_ALSO_REFUSED, *_ALSO_WIDENED}:
+        rule, also_refused = rules.get(name, DtypeRules()), _ALSO_REFUSED.get(name, none)
+        also_widened = _ALSO_WIDENED.get(name, none)
+        rules[name] = DtypeRules(rule.refused | also_refused, (rule.widened | also_widened) - also_refused)
+    return rules
 
 
 def _by_op(ops_by_dtypes: dict[str, str]) -> dict[str, frozenset[torch.dtype]]:
@@ -128,6 +168,11 @@ def dtype_rules(short_name: str, key: DispatchKey = DispatchKey.CPU) -> DtypeRul
     if key == DispatchKey.SparseCsrCPU and base_name == "triangular_solve":
         return DtypeRules(refused=_HALF_TYPES)
     return rules
+
+
+def types_without_products() -> frozenset[torch.dtype]:
+    """Return the types that CUDA's pointwise kernels of products and bits do not support."""
+    return _UNSIGNED_TYPES | _FLOAT8_TYPES
 
 
 def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:

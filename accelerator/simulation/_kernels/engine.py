@@ -209,7 +209,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         need = Need(flag=flag) if flag in op.names else Need()
     selecting_argument = need.flag or need.dtype_argument
     reduces = op.name in REDUCTIONS.keys() - ALWAYS_TAKE_MEMORY and "dim" in op.names and not op.out
-    dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.short_name), *need.dtypes, WITHOUT_KERNELS}
+    dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.name), *need.dtypes, WITHOUT_KERNELS}
     flags = _Flags(
         TAKES_HOST_SCALARS=op.takes_host_scalars,
         HAS_ALERT=has_alert(op.short_name),

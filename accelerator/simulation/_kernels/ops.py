@@ -130,7 +130,10 @@ class Op:
         # The arguments that may be CPU tensors.
         self.host_arguments = frozenset(() if host_arguments is None else host_arguments or self.names) & {*self.names}
         # Whether arguments may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
-        self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and names_of_check(name, key).isdisjoint(device_checks())
+        checks = names_of_check(name, key) & device_checks()
+        self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and not checks
+        # The function of torch that checks the devices of the op's tensors before it calls the CUDA kernel, if there is one.
+        self.device_check = min(checks, default="")
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.wait_condition = condition_of(short_name, self.tensor_names)

@@ -17,6 +17,7 @@ _INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Entries and types that fail here, although CUDA supports them according to torch's database, and why.
 FAILING = {
     **{("__rmod__", dtype): "torch 2.6's samples divide by zero, which the CPU's kernel refuses" for dtype in _INTEGERS},
+    ("prod", torch.complex32): "its gradient at zeros is a cumulative product, which an H100 refuses",
     ("stft", torch.bfloat16): "its gradient is viewed as a complex type that torch does not have",
 }
 
@@ -91,6 +92,35 @@ REFUSED: dict[str, tuple[Callable[[], Any], str]] = {
         "\"upsample_bilinear2d_out_frame\" not implemented for 'Byte'",
     ),
     "histc": (lambda: torch.histc(torch.ones(4, device="cuda").half()), "\"histc\" not implemented for 'Half'"),
+    "mul": (lambda: ints(2, dtype=torch.uint16) * ints(2, dtype=torch.uint16), "\"mul_cuda\" not implemented for 'UInt16'"),
+    "mul of float8": (
+        lambda: torch.mul(ints(2, dtype=torch.float8_e4m3fn), ints(2, dtype=torch.float8_e4m3fn)),
+        "\"mul_cuda\" not implemented for 'Float8_e4m3fn'",
+    ),
+    "and": (lambda: ints(2, dtype=torch.uint32) & 1, "\"bitwise_and_cuda\" not implemented for 'UInt32'"),
+    "or": (lambda: ints(2, dtype=torch.uint16) | 1, "\"bitwise_or_cuda\" not implemented for 'UInt16'"),
+    "xor": (lambda: ints(2, dtype=torch.uint16).__ixor__(1), "\"bitwise_xor_cuda\" not implemented for 'UInt16'"),
+    "index": (lambda: ints(2, dtype=torch.uint16)[ints(1)], "\"index_cuda\" not implemented for 'UInt16'"),
+    "sort": (lambda: ints(2, dtype=torch.uint32).sort(), "\"sort\" not implemented for 'UInt32'"),
+    "roll": (lambda: ints(2, dtype=torch.float8_e4m3fn).roll(1), "\"roll_cuda\" not implemented for 'Float8_e4m3fn'"),
+    "mm of float8": (
+        lambda: ints(2, 2, dtype=torch.float8_e4m3fn) @ ints(2, 2, dtype=torch.float8_e4m3fn),
+        "\"addmm_cuda\" not implemented for 'Float8_e4m3fn'",
+    ),
+    "abs of float8": (
+        lambda: ints(2, dtype=torch.float8_e4m3fn).abs(),
+        "\"abs_cuda\" not implemented for 'Float8_e4m3fn'",
+    ),
+    "cumprod": (lambda: ints(2, dtype=torch.complex32).cumprod(0), "\"cumprod_cuda\" not implemented for 'ComplexHalf'"),
+    "addcmul": (
+        lambda: torch.addcmul(*[ints(2, dtype=torch.complex32)] * 3),
+        "\"addcmul_cuda\" not implemented for 'ComplexHalf'",
+    ),
+    "gradient of dropout": (
+        lambda: torch.ops.aten.native_dropout_backward(ints(2, dtype=torch.complex64), ints(2, dtype=torch.bool), 1.0),
+        "\"masked_scale\" not implemented for 'ComplexFloat'",
+    ),
+    "median of bool": (lambda: ints(2, dtype=torch.bool).median(0), "\"median_out_impl\" not implemented for 'Bool'"),
     "dropout": (lambda: F.dropout(ints(8)), "\"fused_dropout\" not implemented for 'Int'"),
 }
 
@@ -102,6 +132,75 @@ def test_unsupported_dtypes_raise_cudas_error(name: str) -> None:
         with pytest.raises(NotImplementedError) as caught:
             call()
         assert str(caught.value) == message
+
+
+def test_products_are_refused_by_the_type_of_the_result() -> None:
+    x = torch.tensor([1, 2], dtype=torch.uint16, device="cuda")
+    assert (x * 2.5).tolist() == [2.5, 5.0]
+    assert (2.5 * x).tolist() == [2.5, 5.0]
+    assert x[:0].roll(1).sort().values.shape == (0,)
+
+
+def move(x: torch.Tensor, y: torch.Tensor) -> list[torch.Tensor]:
+    index = torch.tensor([2, 0, 1], device=x.device)
+    return [
+        x.gather(0, index),
+        x.take_along_dim(index, 0),
+        x.scatter(0, index, y),
+        x.clone().scatter_(0, index[:1], 1),
+        x.flip(0),
+        x.index_select(0, index),
+        torch.channel_shuffle(x[:2].view(1, 2, 1), 2),
+        F.channel_shuffle(x[:2].view(1, 2, 1, 1), 2),
+        torch.eye(2, dtype=x.dtype, device=x.device),
+    ]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.uint64, torch.float8_e4m3fn, torch.complex32])
+def test_values_are_moved_in_types_that_the_cpu_lacks(dtype: torch.dtype) -> None:
+    x, y = torch.tensor([1.0, 0.0, 3.0]), torch.tensor([4.0, 5.0, 6.0])
+    for _ in range(2):
+        for result, expected in zip(move(x.to(dtype).cuda(), y.to(dtype).cuda()), move(x, y), strict=True):
+            assert result.dtype is dtype
+            assert result.is_cuda
+            assert torch.equal(result.cpu().to(torch.complex64), expected.to(torch.complex64))
+
+
+@pytest.mark.parametrize("dtype", [torch.uint16, torch.uint32, torch.float8_e4m3fn])
+def test_values_are_counted_and_compared_in_types_that_the_cpu_lacks(dtype: torch.dtype) -> None:
+    x = torch.tensor([1.0, 0.0, 3.0]).to(dtype).cuda()
+    assert x.count_nonzero().item() == 2
+    assert x.count_nonzero().dtype is torch.int64
+    assert x.view(1, 3).count_nonzero(0).dtype is torch.int64
+    assert torch.isin(x, x[1:]).tolist() == [False, True, True]
+    if not dtype.is_floating_point:
+        diagonal = x.view(3, 1).expand(3, 2).contiguous()
+        assert diagonal.trace().item() == 1
+        assert diagonal.trace().dtype is torch.int64
+
+
+def test_numbers_of_complex_half() -> None:
+    x = torch.tensor([1 + 2j, 3], dtype=torch.complex32, device="cuda")
+    assert torch.equal(x, x.clone()) is True
+    assert torch.equal(x, x.conj()) is False
+    assert x.ldexp(torch.tensor([1, 2], device="cuda")).tolist() == [2 + 4j, 12]
+
+
+@pytest.mark.parametrize("function", [torch.median, torch.nanmedian])
+def test_median_of_bool(function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    result = function(torch.tensor([True, False, True], device="cuda"))
+    assert result.dtype is torch.bool
+    assert result.item() is True
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float64, torch.float16, torch.bool, torch.uint8, torch.uint16, torch.complex64, torch.int64]
+)
+def test_indices_of_triangles(dtype: torch.dtype) -> None:
+    for function in (torch.tril_indices, torch.triu_indices):
+        result = function(3, 4, 1, dtype=dtype, device="cuda")
+        assert result.dtype is dtype
+        assert torch.equal(result.cpu().to(torch.complex64), function(3, 4, 1).to(dtype).to(torch.complex64))
 
 
 def test_convolution_of_integers_raises() -> None:

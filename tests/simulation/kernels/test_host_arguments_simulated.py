@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-MISMATCH = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu"
+MISMATCH = "Expected all tensors to be on the same device, but (found at least two devices, cuda:0 and cpu|got .* is on cpu)"
 
 Function = Callable[[torch.Tensor, torch.Tensor], Any]
 # Functions of a vector and a number without dimensions, which may be on the host.
@@ -76,6 +76,48 @@ def test_tensors_on_the_host_are_refused(name: str) -> None:
     for _ in range(2):
         with pytest.raises(RuntimeError, match=MISMATCH):
             REFUSED[name](x, number)
+
+
+@pytest.mark.parametrize("name", ["mm", "mm_of_the_host", "dot", "cat", "clamp"])
+def test_text_of_torchs_device_checks(name: str) -> None:
+    """torch changed it in 2.7 or 2.8: its library has one of the two texts."""
+    x, y = torch.ones(2, 2), torch.ones(2, 2, device="cuda")
+    call, argument, check = {
+        "mm": (lambda: y @ x, "mat2", "wrapper_CUDA_mm"),
+        "mm_of_the_host": (lambda: x @ y, "mat2", "wrapper_CUDA_mm"),
+        "dot": (lambda: y[0].dot(x[0]), "tensor", "wrapper_CUDA__dot"),
+        "cat": (lambda: torch.cat([y, x]), "tensors", "wrapper_CUDA_cat"),
+        "clamp": (lambda: y.clamp(x), "min", "wrapper_CUDA_clamp_Tensor"),
+    }[name]
+    common, other = ("cpu", "cuda:0") if name == "mm_of_the_host" else ("cuda:0", "cpu")
+    texts: Any = sys.modules["_accelerator_simulation._kernels.library_texts"]
+    is_new = texts.has_text("libtorch_cpu.so", "different from other tensors on")
+    expected = (
+        f"Expected all tensors to be on the same device, but got {argument} is on {other}, different from other tensors on"
+        f" {common} (when checking argument in method {check})"
+        if is_new
+        else f"Expected all tensors to be on the same device, but found at least two devices, {common} and {other}!"
+        f" (when checking argument for argument {argument} in method {check})"
+    )
+    for _ in range(2):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert str(caught.value) == expected
+
+
+def test_text_of_checks_in_kernels() -> None:
+    x, y = torch.ones(2, 2), torch.ones(2, 2, device="cuda")
+    text = "Expected all tensors to be on the same device, but found at least two devices, cuda:0 and cpu!"
+    for call in (lambda: x + y, lambda: y + x, lambda: torch.where(y > 1, x, y), lambda: torch.add(y, x, out=y)):
+        with pytest.raises(RuntimeError) as caught:
+            call()
+        assert str(caught.value) == text
+    with pytest.raises(RuntimeError, match="masked_fill_: Expected inputs to be on same device"):
+        x.masked_fill_(x > 1, y[0, 0])
+    with pytest.raises(
+        RuntimeError, match="expected self and mask to be on the same device, but got mask on cpu and self on cuda:0"
+    ):
+        y.masked_fill_(x > 1, 1.0)
 
 
 def test_generator_state_of_attention_may_be_on_the_host() -> None:

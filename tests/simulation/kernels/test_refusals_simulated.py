@@ -71,6 +71,12 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
     "nll_loss": lambda: F.nll_loss(tensor(1, 3, 2, 2), torch.zeros(1, 2, 2, dtype=torch.int64, device="cuda")),
     "ctc_loss": ctc_loss,
     "embedding_bag": embedding_bag,
+    "antialiased bilinear": differentiate(
+        lambda x: F.interpolate(x, scale_factor=2, mode="bilinear", antialias=True), 1, 1, 4, 4
+    ),
+    "antialiased bicubic": differentiate(
+        lambda x: F.interpolate(x, scale_factor=2, mode="bicubic", antialias=True), 1, 1, 4, 4
+    ),
     "put": lambda: tensor(4).put_(torch.tensor([1], device="cuda"), tensor(1)),
     "put_accumulate": lambda: tensor(4).put_(torch.tensor([1], device="cuda"), tensor(1), accumulate=True),
     "histc": lambda: torch.histc(tensor(4)),
@@ -112,6 +118,43 @@ class TestDeterminism:
         torch.use_deterministic_algorithms(True)
         index = torch.zeros(2, dtype=torch.int64, device="cuda")
         assert tensor(4).scatter_reduce(0, index, tensor(2), reduce).shape == (4,)
+
+    def test_histograms(self) -> None:
+        """From torch 2.7 or 2.8 on, only those of floating-point numbers are refused."""
+        torch.use_deterministic_algorithms(True)
+        texts: Any = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+        only_floats = texts.has_string("libtorch_cuda.so", "_histc_cuda with floating point input")
+        kernel = "_histc_cuda with floating point input" if only_floats else "_histc_cuda"
+        with pytest.raises(RuntimeError, match=f"^{kernel} does not have"):
+            torch.histc(tensor(4))
+        with contextlib.nullcontext() if only_floats else pytest.raises(RuntimeError, match=f"^{kernel} does not have"):
+            torch.histc(tensor(4).int())
+
+    @pytest.mark.skipif(VERSION < (2, 8), reason="torch 2.6 does not have this error")
+    @pytest.mark.parametrize("reduce", ["prod", "mean", "amax", "amin"])
+    def test_reductions_by_index(self, reduce: str) -> None:
+        torch.use_deterministic_algorithms(True)
+        index = torch.zeros(2, dtype=torch.int64, device="cuda")
+        for call in (tensor(4).index_reduce, tensor(4).index_reduce_):
+            with pytest.raises(RuntimeError, match="index_reduce_cuda does not have a deterministic implementation"):
+                call(0, index, tensor(2), reduce)
+
+    def test_additions_to_a_number(self) -> None:
+        """The deterministic kernels index the tensor, which has no dimensions."""
+        number, index = torch.zeros((), device="cuda"), torch.zeros(1, dtype=torch.int64, device="cuda")
+        for call in (number.index_add_, number.index_copy_):
+            call(0, index, tensor(1)[0])
+            torch.use_deterministic_algorithms(True)
+            with pytest.raises(IndexError, match="too many indices for tensor of dimension 0"):
+                call(0, index, tensor(1)[0])
+            torch.use_deterministic_algorithms(False)
+
+    def test_gradients_without_an_error(self) -> None:
+        torch.use_deterministic_algorithms(True)
+        differentiate(lambda x: F.adaptive_max_pool3d(x, 2), 1, 5, 5, 5)()
+        differentiate(lambda x: F.grid_sample(x, tensor(1, 2, 2, 2), align_corners=True), 1, 1, 4, 4)()  # by cuDNN
+        with torch.backends.cudnn.flags(enabled=False), pytest.raises(RuntimeError, match="grid_sampler_2d_backward_cuda"):
+            differentiate(lambda x: F.grid_sample(x, tensor(1, 2, 2, 2), align_corners=True), 1, 1, 4, 4)()
 
     def test_exactly_the_documented_ops_raise(self) -> None:
         """Each op raises if and only if this version's documentation says so. Versions of torch differ in these ops."""
@@ -329,6 +372,24 @@ class TestCapture:
 
 
 class TestArguments:
+    def test_lstsq_driver(self) -> None:
+        a, b = torch.eye(3, device="cuda"), tensor(3, 1)
+        with pytest.raises(RuntimeError, match="`driver` other than `gels` is not supported on CUDA"):
+            torch.linalg.lstsq(a, b, driver="gelsd")
+        assert torch.equal(torch.linalg.lstsq(a, b, driver="gels").solution, b)
+
+    @pytest.mark.parametrize("function", [torch.median, torch.nanmedian])
+    def test_median_of_many_dimensions(self, function: Callable[..., Any]) -> None:
+        with pytest.raises(RuntimeError, match="CUDA Tensors cannot have more than 25 dimensions"):
+            function(torch.ones([1] * 25, device="cuda"), 0)
+        assert function(torch.ones([1] * 24, device="cuda"), 0).values.dim() == 23
+
+    def test_batch_norm_into_gaps(self) -> None:
+        out, mean, deviation = tensor(2, 3), tensor(3), tensor(6)[::2]
+        options: Any = (None, None, None, None, True, 0.1, 1e-5)
+        with pytest.raises(RuntimeError, match=r"out_invstd\.is_contiguous\(\)"):
+            torch.ops.aten.native_batch_norm.out(tensor(2, 3), *options, out=out, save_mean=mean, save_invstd=deviation)
+
     def test_index_put_of_host_values_raises(self) -> None:
         x, index = torch.zeros(3, device="cuda"), torch.tensor([1])
         with pytest.raises(RuntimeError, match="Expected all tensors to be on the same device"):

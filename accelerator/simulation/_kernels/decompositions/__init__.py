@@ -38,6 +38,7 @@ from . import (
     reductions,
     semi_structured,
     softmax,
+    triangles,
     zeroing,
 )
 from .common import Need
@@ -63,6 +64,7 @@ _MODULES = (
     reductions,
     semi_structured,
     softmax,
+    triangles,
     zeroing,
 )
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from ..._torch_versions import release
+from ..library_texts import has_text
 from .common import Need, write
 
 # Since https://github.com/pytorch/pytorch/pull/154585 the CPU's transforms do.
@@ -26,6 +27,8 @@ if hasattr(torch, "bcomplex32"):
 def _check_sizes(self: Tensor, dims: list[int], last_size: int | None = None) -> None:
     """Raise cuFFT's errors for half types."""
     is_bfloat16 = _HALF_TYPES[self.dtype] == "bfloat16"
+    if is_bfloat16 and not has_text("libtorch_cuda.so", "cuFFT doesn't support bfloat16"):
+        raise RuntimeError("cuFFT doesn't support tensor of type: BFloat16")
     if is_bfloat16 and torch.cuda.get_device_capability() < (8, 0):
         raise RuntimeError(
             "cuFFT doesn't support bfloat16 with compute capability less than SM_80, but the device containing input bfloat16"
@@ -52,7 +55,7 @@ def _without_expansion(self: Tensor) -> Tensor:
 
 
 def real_to_complex(self: Tensor, dim: list[int], normalization: int, onesided: bool) -> Tensor:
-    if self.dtype not in _HALF_TYPES:
+    if self.dtype not in _HALF_TYPES or self.is_complex():  # the CPU's kernel refuses complex numbers
         return torch._fft_r2c(_without_expansion(self), dim, normalization, onesided)
     _check_sizes(self, dim)
     return torch._fft_r2c(self.float(), dim, normalization, onesided).to(_complex_dtype(self.dtype))

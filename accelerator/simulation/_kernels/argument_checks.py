@@ -71,22 +71,17 @@ def _check_lstsq(arguments: _Arguments) -> None:
 
 
 def _check_batch_norm(arguments: _Arguments) -> None:
-    tensor, is_training = arguments["input"], arguments.get("training", True)
-    for name in ("save_mean", "save_invstd"):
-        out = arguments[name]
-        if is_training and out.size() == tensor.shape[1:2] and not out.is_contiguous():
-            name = name.replace("save", "out")
-            condition = f"{name}.dim() == 1 && {name}.is_contiguous() && {name}.sizes()[0]"
-            file = "/pytorch/aten/src/ATen/native/cuda/Normalization.cuh"
-            raise RuntimeError(f'{condition} INTERNAL ASSERT FAILED at "{file}", please report a bug to PyTorch.')
+    out, is_training = arguments["save_invstd"], arguments.get("training", True)
+    if is_training and out.size() == arguments["input"].shape[1:2] and not out.is_contiguous():
+        raise RuntimeError(
+            "out_invstd.dim() == 1 && out_invstd.is_contiguous() && out_invstd.sizes()[0] INTERNAL ASSERT FAILED at"
+            ' "/pytorch/aten/src/ATen/native/cuda/Normalization.cuh", please report a bug to PyTorch.'
+        )
 
 
 _MOST_DIMENSIONS = 25
 _PRODUCTS = ("mul", "bitwise_and", "bitwise_or", "bitwise_xor")
-_BATCH_NORMS = (
-    *("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out"),
-    "_native_batch_norm_legit_no_training.out",
-)
+_BATCH_NORMS = ("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
 # By the name of an op, or of an overload.
 _CHECKS = {
     **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _check_scatter),

@@ -384,6 +384,16 @@ class TestArguments:
             function(torch.ones([1] * 25, device="cuda"), 0)
         assert function(torch.ones([1] * 24, device="cuda"), 0).values.dim() == 23
 
+    def test_singular_vectors_are_laid_out_as_by_cusolver(self) -> None:
+        matrix = tensor(4, 3)
+        for _ in range(2):
+            _, _, right = torch.linalg.svd(matrix, full_matrices=False)
+            assert right.stride() == (3, 1)
+        outs = [torch.empty(0, device="cuda") for _ in range(3)]
+        torch.linalg.svd(matrix, full_matrices=False, out=outs)
+        assert outs[2].stride() == (3, 1)
+        torch.testing.assert_close(outs[0] * outs[1] @ outs[2], matrix)
+
     def test_batch_norm_into_gaps(self) -> None:
         out, mean, deviation = tensor(2, 3), tensor(3), tensor(6)[::2]
         options: Any = (None, None, None, None, True, 0.1, 1e-5)

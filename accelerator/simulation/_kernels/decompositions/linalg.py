@@ -1,4 +1,4 @@
-"""LU factorization without pivoting. torch's CPU kernels do not support it."""
+"""LU factorization without pivoting, which torch's CPU kernels do not support, and singular vectors in cuSOLVER's layout."""
 
 from __future__ import annotations
 
@@ -54,11 +54,22 @@ def lu_out(A: Tensor, *, pivot: bool = True, P: Tensor, L: Tensor, U: Tensor) ->
     return tuple(write_structured(out, result) for out, result in zip((P, L, U), lu(A, pivot=pivot), strict=True))
 
 
+def svd(A: Tensor, full_matrices: bool = False, compute_uv: bool = True, *, driver: str | None = None) -> tuple[Tensor, ...]:
+    U, S, Vh = torch._linalg_svd(A, full_matrices, compute_uv)
+    return U, S, Vh.contiguous()
+
+
+def svd_out(*arguments: Any, driver: str | None = None, U: Tensor, S: Tensor, Vh: Tensor) -> tuple[Tensor, ...]:
+    return tuple(write_structured(out, result) for out, result in zip((U, S, Vh), svd(*arguments), strict=True))
+
+
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
+    "aten::_linalg_svd": svd,
+    "aten::_linalg_svd.U": svd_out,
     "aten::linalg_lu_factor_ex": lu_factor_ex,
     "aten::linalg_lu_factor_ex.out": lu_factor_ex_out,
     "aten::linalg_lu": lu,
     "aten::linalg_lu.out": lu_out,
 }
 # All calls with `out=` need it: the CPU writes triangles to a wrong place, as outputs.py says.
-NEEDS = {name: Need(flag="pivot", flag_value=False) for name in DECOMPOSITIONS if not name.endswith("lu.out")}
+NEEDS = {name: Need(flag="pivot", flag_value=False) for name in DECOMPOSITIONS if "lu" in name and not name.endswith("lu.out")}

@@ -71,12 +71,13 @@ def _any_convolution(self: Tensor, weight: Tensor, *arguments: Any, **options: A
 def _any_convolution_backward(
     grad_output: Tensor, input: Tensor, weight: Tensor, *arguments: Any, **options: Any
 ) -> tuple[Tensor | None, ...]:
-    """Return the gradients of a convolution by cuDNN. torch's rules before 2.11 ignore the layout."""
+    """Return the gradients of a convolution by cuDNN, which first gives the gradient of the result the layout of the others.
+
+    torch's rules ignore the layout before 2.11, and take the gradient's since.
+    """
     grads = torch.ops.aten.convolution_backward(grad_output, input, weight, *arguments, **options)
-    formats = _suggested_format(grad_output, weight), _suggested_format(input, grad_output), torch.contiguous_format
-    return tuple(
-        None if grad is None else grad.contiguous(memory_format=each) for grad, each in zip(grads, formats, strict=True)
-    )
+    layout = _suggested_format(input, weight)
+    return (*(grad if grad is None else grad.contiguous(memory_format=layout) for grad in grads[:2]), grads[2])
 
 
 def _convolution(

@@ -626,6 +626,19 @@ def test_convolutions_keep_the_channels_last() -> None:
     )
 
 
+def test_a_gradient_in_channels_last_leaves_the_layout_of_a_contiguous_convolution() -> None:
+    """The patches of a vision transformer: the result is viewed as rows of channels, and so is its gradient."""
+    run(
+        """
+        import torch
+        x, weight = torch.zeros(2, 3, 32, 32).cuda().requires_grad_(), torch.zeros(8, 3, 16, 16).cuda().requires_grad_()
+        output = torch.nn.functional.conv2d(x, weight, stride=16)
+        gradient = torch.zeros_like(output, memory_format=torch.channels_last)
+        assert all(t.is_contiguous() for t in torch.autograd.grad(output, (x, weight), gradient))
+        """
+    )
+
+
 KERNEL_MEMORY = """
     import torch
     import torch.nn.functional as F

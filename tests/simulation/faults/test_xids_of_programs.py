@@ -64,7 +64,8 @@ def test_failed_kernels_and_assertions_are_events_in_other_processes(tmp_path: P
     child = simulated_environment(gpus=6, state=tmp_path / "state")
     status, errors, events, actions, other = run(f"PROGRAM = {FAILS!r}\n{WATCHES}", child)
     assert status == 0, errors
-    assert events == [[0, 8, 31], [1, 8, 13], [2, 8, 43], [3, 8, 43], [4, 8, 43]]
+    # An H100 had 43 for the stack that overflows, whose error is the one of an illegal address.
+    assert events == [[0, 8, 31], [1, 8, 13], [2, 8, 43], [3, 8, 43], [4, 8, 31]]
     assert actions == [0] * 6
     assert other == "2.0\n"
     assert "NVRM" not in errors

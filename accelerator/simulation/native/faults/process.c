@@ -306,7 +306,7 @@ int faults_sleep(int gpu, int64_t time)
     }
 }
 
-/* The Xid of a program's error, as recorded on an H100: a trap, an assertion, an illegal instruction and a stack overflow have 43. */
+/* The Xid of a program's error, as recorded on an H100. There, a stack that overflows is an illegal address with 43. */
 static int xid_of_program(int error)
 {
     return error == ERROR_ILLEGAL_ADDRESS ? 31 : error == ERROR_MISALIGNED_ADDRESS ? 13 : 43;

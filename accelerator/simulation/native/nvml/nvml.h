@@ -42,6 +42,14 @@ static inline const struct sim_gpu *nvml_gpu(const struct nvml_device *device)
     return &sim_config()->gpus[device->gpu];
 }
 
+/* Never NULL; the figures of an unknown model are 0. */
+static inline const struct sim_model *nvml_model(const struct nvml_device *device)
+{
+    static const struct sim_model unknown;
+    const struct sim_model *model = sim_find_model(nvml_gpu(device)->name);
+    return model ? model : &unknown;
+}
+
 static inline bool nvml_has_mig(const struct nvml_device *device)
 {
     return nvml_gpu(device)->major >= NVML_FIRST_MIG_MAJOR;
@@ -58,9 +66,6 @@ bool nvml_is_lost(int gpu);
 /* health.c */
 const struct gpu_health *nvml_health(int gpu);
 bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long); /* returns false for other fields */
-
-/* properties.c. Never NULL; the figures of an unknown model are 0. */
-const struct sim_model *nvml_model(const struct nvml_device *device);
 
 /* topology.c. The number of active NVLinks of a GPU. */
 int nvml_link_count(int gpu);

@@ -3,13 +3,6 @@
 
 #include <string.h>
 
-const struct sim_model *nvml_model(const struct nvml_device *device)
-{
-    static const struct sim_model unknown;
-    const struct sim_model *model = sim_find_model(nvml_gpu(device)->name);
-    return model ? model : &unknown;
-}
-
 /* Writes a figure of a GPU, which is 0 if it is not known. */
 #define FIGURE(function, figure)                                                                                       \
     SIM_EXPORT int function(nvml_handle handle, unsigned *value)                                                       \

@@ -42,6 +42,8 @@ EXPLAINED: dict[tuple[str, str | None], str] = {
     ("fft.ihfftn", "values"): _ONE_DIMENSION,
     ("linalg.lstsq", "storage"): "CUDA's kernels have workspaces of other sizes than LAPACK",
     ("linalg.lstsq.grad_oriented", "storage"): "CUDA's kernels have workspaces of other sizes than LAPACK",
+    **{(name, "error"): "CUDA has one driver" for name in ("linalg.lstsq", "linalg.lstsq.grad_oriented")},
+    **{(name, "stride"): "cuSOLVER lays out V otherwise" for name in ("linalg.svd", "svd", "svd_lowrank", "pca_lowrank")},
     ("narrow_copy", "error"): "out= has no CUDA kernel",
     ("nanmean", "error"): "until torch 2.9, out= launches a kernel of CUDA itself",
     ("nn.functional.dropout", "grad_fn"): "dropout is one op on CUDA (Dropout.cpp, is_fused_kernel_acceptable)",

@@ -17,6 +17,7 @@ OF_TORCH = (
     "Both events must be created with argument 'enable_timing=True' to measure elapsed time.",
     "Both events must be recorded before calculating elapsed time.",
     "Attempt to increase offset for a CUDA generator not in capture mode.",
+    "please report a bug to PyTorch.",
     "You can make a clone to get a normal tensor before doing inplace update.",
 )
 

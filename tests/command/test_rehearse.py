@@ -693,3 +693,19 @@ def test_json_of_a_failure() -> None:
         "ranks": [{**expected, "out_of_memory": each, "exit_status": None, "smallest_gpu": None} for each in (failure, None)],
         "values": [{"op": "aten::nonzero", "where": "a.py:8 in f", "count": 2}],
     }
+
+
+def test_one_allocation_beyond_the_memory_goes_on(tmp_path: Path) -> None:
+    program = """
+        import torch
+        x = torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
+        """
+    [entry], text = figures(tmp_path, program, "--memory", "1GiB")
+    assert (entry["fits"], entry["peak_allocated"]) == (False, 3 * GIB)
+    assert "  it went on and needs 3.00 GiB" in text
+
+
+def test_as_many_missing_values_as_are_named() -> None:
+    values = [MissingValue("item", f"program.py:{line}", 1) for line in range(4)]
+    assert rehearse_report._format_values(values[:3]).endswith("program.py:2")
+    assert rehearse_report._format_values(values).endswith("program.py:2 and 1 more")

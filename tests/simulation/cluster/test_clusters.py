@@ -410,3 +410,11 @@ def test_no_file_is_left_behind(tmp_path: Path) -> None:
     for script in ("exit 0", "kill -KILL $$", "exit 1"):
         simulate("--nodes", "2", "--", "sh", "-c", script, TMPDIR=str(tmp_path))
     assert list(tmp_path.iterdir()) == []
+
+
+def test_the_first_node_alone_has_the_input() -> None:
+    command = [sys.executable, "-c", SIMULATE, "--nodes", "3", "--gpus", "1", "--", "readlink", "/proc/self/fd/0"]
+    done = subprocess.run(command, cwd=REPOSITORY, input="", capture_output=True, text=True, timeout=60, check=True)
+    first, *others = sorted(done.stdout.splitlines())
+    assert first.startswith("[node 0] pipe:")
+    assert others == ["[node 1] /dev/null", "[node 2] /dev/null"]

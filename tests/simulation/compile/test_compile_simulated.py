@@ -182,6 +182,18 @@ def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
         assert_same(((before + step).sin() * 2, before + step + 1), (y, x))
 
 
+def test_a_captured_graph_runs_compiled_code_without_inputs() -> None:
+    compiled = torch.compile(lambda: torch.arange(4, device=CUDA) * 2.0)
+    compiled()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        y = compiled()
+    for _ in range(2):
+        y.zero_()
+        graph.replay()
+        assert y.tolist() == [0, 2, 4, 6]
+
+
 def test_custom_ops_run_their_cuda_kernels() -> None:
     @torch.library.custom_op("accelerator_test::twice", mutates_args=())
     def twice(x: torch.Tensor) -> torch.Tensor:

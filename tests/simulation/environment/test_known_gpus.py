@@ -136,3 +136,10 @@ def test_an_unknown_name_is_reported_once(options: list[str], expected: str) -> 
 def test_rehearse_reports_an_unknown_name() -> None:
     done = command("rehearse", "--name", "X1", "--memory", "1GiB", "--", "true")
     assert done.stderr.startswith(unknown("X1", "rehearse"))
+
+
+def test_the_smallest_gpu_has_the_memory_for_programs() -> None:
+    """nvidia-smi's total, which includes the driver's reserve, does not count."""
+    for gpu in filter(None, map(_known_gpus.find, _known_gpus.names().split(", "))):
+        found = _known_gpus.find(_known_gpus.smallest((gpu.memory + gpu.nvml_memory) // 2 + 1) or "")
+        assert found is None or found.memory > gpu.memory

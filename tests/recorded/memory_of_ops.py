@@ -1,4 +1,4 @@
-"""``python -m tests.recorded.memory_of_ops FILE``: the memory that ops on large tensors take, forward and backward.
+"""``python -m tests.recorded.memory_of_ops FILE [TYPE]``: the memory that ops on large tensors take, forward and backward.
 
 Run it on a GPU to record its figures, or on a simulated one to compare them. The file has, by the name of a case: bytes
 allocated after the forward, their peak in it, the number of allocations, and the same three for the backward if there is one.
@@ -10,7 +10,7 @@ import gc
 import json
 import sys
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -21,6 +21,7 @@ from torch.nn import functional as F
 
 FIGURES = ("allocated_bytes.all.current", "allocated_bytes.all.peak", "allocation.all.allocated")
 RUNS = 2  # the first one may load a kernel's library
+DTYPES = ("float32", "bfloat16")
 REDUCTIONS = ("mean", "sum", "none")
 # Channels, output channels, size of the kernel, stride, padding and groups.
 CONVOLUTIONS = (
@@ -201,8 +202,8 @@ def step(optimizer: torch.optim.Optimizer, parameters: list[torch.Tensor]) -> No
     optimizer.zero_grad()
 
 
-def cases() -> Iterator[Case]:
-    for dtype in (torch.float32, torch.bfloat16):
+def cases(dtypes: Sequence[str] = DTYPES) -> Iterator[Case]:
+    for dtype in (getattr(torch, name) for name in dtypes):
         families = [elementwise_and_reductions(dtype), norms_and_folds(dtype), linear(dtype), attention(dtype), lookups(dtype)]
         families += [losses(dtype, reduction) for reduction in REDUCTIONS]
         families += [norms_and_pictures(dtype, channels_last) for channels_last in (False, True)]
@@ -246,11 +247,11 @@ def measure(case: Case) -> list[int]:
 
 
 def main() -> None:
-    (file,) = sys.argv[1:]
+    file, *dtypes = sys.argv[1:]
     warnings.simplefilter("ignore")
     torch.autograd.set_multithreading_enabled(False)  # else another thread frees memory after the backward
     torch.ones(8, 8, device="cuda") @ torch.ones(8, 8, device="cuda")  # the workspace of cuBLAS
-    Path(file).write_text(json.dumps({case.name: measure(case) for case in cases()}))
+    Path(file).write_text(json.dumps({case.name: measure(case) for case in cases(dtypes or DTYPES)}))
 
 
 if __name__ == "__main__":

@@ -6,11 +6,11 @@ The texts follow torch's sources, such as ScatterGatherKernel.cu and Blas.cpp.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 
-from .dtypes import raise_unsupported_dtype, types_without_products
+from .dtypes import TYPES_WITHOUT_PRODUCTS, raise_unsupported_dtype
 from .schemas import binder, short_name
 
 __all__ = ["checked_dtypes", "with_argument_checks"]
@@ -39,7 +39,7 @@ def _check_product(name: str) -> Callable[[_Arguments], None]:
 
     def check(arguments: _Arguments) -> None:
         dtype = torch.result_type(arguments["self"], arguments["other"])
-        if dtype in types_without_products():
+        if dtype in TYPES_WITHOUT_PRODUCTS:
             raise_unsupported_dtype(name, dtype)
 
     return check
@@ -50,7 +50,7 @@ def _check_elements(name: str) -> Callable[[_Arguments], None]:
 
     def check(arguments: _Arguments) -> None:
         tensor = arguments["self"]
-        if tensor.dtype in types_without_products() and tensor.numel():
+        if tensor.dtype in TYPES_WITHOUT_PRODUCTS and tensor.numel():
             raise_unsupported_dtype(name, tensor.dtype)
 
     return check
@@ -82,31 +82,36 @@ def _check_batch_norm(arguments: _Arguments) -> None:
 _MOST_DIMENSIONS = 25
 _PRODUCTS = ("mul", "bitwise_and", "bitwise_or", "bitwise_xor")
 _BATCH_NORMS = ("native_batch_norm.out", "_native_batch_norm_legit.out", "_native_batch_norm_legit.no_stats_out")
-# By the name of an op, or of an overload.
-_CHECKS = {
-    **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _check_scatter),
-    **{name + suffix: _check_product(name) for name in _PRODUCTS for suffix in ("", "_")},
-    **{name: _check_elements(name) for name in ("roll", "sort")},
-    **dict.fromkeys(("median", "nanmedian"), _check_median),
-    **dict.fromkeys(_BATCH_NORMS, _check_batch_norm),
-    "linalg_lstsq": _check_lstsq,
-    "_scaled_mm": _check_scaled_mm,
-}
 _ALL_TYPES = frozenset(value for value in vars(torch).values() if isinstance(value, torch.dtype))
 
 
-def _find_check(name: str) -> Callable[[_Arguments], None] | None:
+class _Check(NamedTuple):
+    """A check of an op's arguments, and the types of a first tensor for which it is made."""
+
+    raise_if_refused: Callable[[_Arguments], None]
+    dtypes: frozenset[torch.dtype]
+
+
+# By the name of an op, or of an overload.
+_CHECKS = {
+    **dict.fromkeys(("scatter", "scatter_", "scatter_reduce", "scatter_reduce_"), _Check(_check_scatter, _WITHOUT_PRODUCTS)),
+    **{name + suffix: _Check(_check_product(name), TYPES_WITHOUT_PRODUCTS) for name in _PRODUCTS for suffix in ("", "_")},
+    **{name: _Check(_check_elements(name), TYPES_WITHOUT_PRODUCTS) for name in ("roll", "sort")},
+    **dict.fromkeys(("median", "nanmedian"), _Check(_check_median, _ALL_TYPES)),
+    **dict.fromkeys(_BATCH_NORMS, _Check(_check_batch_norm, _ALL_TYPES)),
+    "linalg_lstsq": _Check(_check_lstsq, _ALL_TYPES),
+    "_scaled_mm": _Check(_check_scaled_mm, _WITHOUT_PRODUCTS),
+}
+
+
+def _find_check(name: str) -> _Check | None:
     return _CHECKS.get(short_name(name)) or _CHECKS.get(name.removeprefix("aten::"))
 
 
 def checked_dtypes(name: str) -> frozenset[torch.dtype]:
     """Return the types of a first tensor for which ``with_argument_checks`` checks an op."""
     check = _find_check(name)
-    if check is None:
-        return frozenset()
-    if check in (_check_scatter, _check_scaled_mm):
-        return _WITHOUT_PRODUCTS
-    return _ALL_TYPES if check in (_check_median, _check_lstsq, _check_batch_norm) else types_without_products()
+    return check.dtypes if check is not None else frozenset()
 
 
 def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
@@ -117,7 +122,7 @@ def with_argument_checks(name: str, override: Callable[..., Any]) -> Callable[..
     bind = binder(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        check(bind(args, kwargs))
+        check.raise_if_refused(bind(args, kwargs))
         return override(*args, **kwargs)
 
     return run

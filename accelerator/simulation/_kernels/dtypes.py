@@ -83,6 +83,8 @@ _SCALAR_TYPE_NAMES = {
 }
 _FLOAT8_TYPES = frozenset(getattr(torch, name) for name in dir(torch) if re.fullmatch(r"float8_e\d+m\d+\w*", name))
 _UNSIGNED_TYPES = frozenset((torch.uint16, torch.uint32, torch.uint64))
+TYPES_WITHOUT_PRODUCTS = _UNSIGNED_TYPES | _FLOAT8_TYPES
+"""CUDA's pointwise kernels of products and bits do not support these."""
 _SCALAR_TYPE_NAMES.update({dtype: str(dtype).removeprefix("torch.").capitalize() for dtype in _FLOAT8_TYPES})
 _SCALAR_TYPE_NAMES.update({dtype: str(dtype).removeprefix("torch.").replace("uint", "UInt") for dtype in _UNSIGNED_TYPES})
 _BY_CUDNN = frozenset(("convolution", "_convolution"))
@@ -168,11 +170,6 @@ def dtype_rules(short_name: str, key: DispatchKey = DispatchKey.CPU) -> DtypeRul
     if key == DispatchKey.SparseCsrCPU and base_name == "triangular_solve":
         return DtypeRules(refused=_HALF_TYPES)
     return rules
-
-
-def types_without_products() -> frozenset[torch.dtype]:
-    """Return the types that CUDA's pointwise kernels of products and bits do not support."""
-    return _UNSIGNED_TYPES | _FLOAT8_TYPES
 
 
 def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:

@@ -190,8 +190,6 @@ def _convolution_backward(arguments: _Arguments) -> list[int]:
 def _median(arguments: _Arguments) -> list[int]:
     """aten/src/ATen/native/cuda/Sorting.cpp, median_impl: all values, sorted"""
     values = arguments["self"]
-    if values.numel() <= _FEW_ELEMENTS:
-        return []
     flat = torch.empty(values.numel(), dtype=values.dtype, device="meta")
     return [values.nbytes, values.numel() * torch.int64.itemsize, *_sort({"self": flat, "dim": 0})]
 
@@ -224,14 +222,13 @@ def _top(values: torch.Tensor, dim: int) -> list[int]:
 
 def _topk(arguments: _Arguments) -> list[int]:
     values = arguments["self"]
-    copied = [] if values.is_contiguous() else [values.nbytes]
-    return [*copied, *_top(values, arguments["dim"])] if values.numel() > _FEW_TO_SELECT else []
+    return [_copy_of(values), *_top(values, arguments["dim"])]
 
 
 def _multinomial(arguments: _Arguments) -> list[int]:
     """aten/src/ATen/native/Distributions.cpp, multinomial_out: as many random numbers, of which the largest are chosen"""
     weights, count = arguments["self"], arguments["num_samples"]
-    if weights.numel() <= _FEW_ELEMENTS or (arguments["replacement"] and count > 1):
+    if arguments["replacement"] and count > 1:
         return []
     return [weights.nbytes, *(_top(weights, -1) if count > 1 else ())]
 
@@ -416,17 +413,18 @@ def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[...,
     bind = binder(name)
     schema_arguments = schema_of(name).arguments
     defaults = {each.name: each.default_value for each in schema_arguments if each.has_default_value()}
-    is_counted, counted, most = False, 0, 0
-    if (few := WITHOUT_MEMORY.get(name)) is not None and not few.flag:
-        is_counted, counted, most = True, [each.name for each in schema_arguments].index(few.argument), few.most
+    few = WITHOUT_MEMORY.get(name)
+    if few is not None and few.flag:
+        few = None  # its row looks at the flag
+    position = [each.name for each in schema_arguments].index(few.argument) if few is not None else 0
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        if is_counted and counted < len(args) and args[counted].numel() <= most:
-            return result
+        if few is not None:
+            counted = args[position] if position < len(args) else kwargs[few.argument]
+            if counted.numel() <= few.most:
+                return result
         arguments = {**defaults, **bind(args, kwargs)}
-        if is_counted and few is not None and arguments[few.argument].numel() <= most:
-            return result
         # The first argument is None if autograd has no gradient of the output.
         device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
         _allocate_together(sizes_of(arguments), device)

@@ -220,33 +220,18 @@ static void query_power(nvml_handle gpu, int selector, char text[SMI_TEXT])
     put(text, failure, "%.2f", milliwatts / 1000.0);
 }
 
+/* A selector is the type of clock, plus one of these. */
+enum clock_kind { CURRENT = 0, HIGHEST = 4, APPLICATION = 8, APPLICATION_DEFAULT = 12, BOOST = 16 };
+
 static void query_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned megahertz = 0;
-    int failure = NVML(nvmlDeviceGetClockInfo, gpu, selector, &megahertz);
-    put(text, failure, "%.0f", megahertz);
-}
-
-static void query_highest_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned megahertz = 0;
-    int failure = NVML(nvmlDeviceGetMaxClockInfo, gpu, selector, &megahertz);
-    put(text, failure, "%.0f", megahertz);
-}
-
-/* The selector is the type of clock, plus 4 for the default. */
-static void query_application_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned megahertz = 0;
-    int failure = selector < 4 ? NVML(nvmlDeviceGetApplicationsClock, gpu, selector, &megahertz)
-                               : NVML(nvmlDeviceGetDefaultApplicationsClock, gpu, selector - 4, &megahertz);
-    put(text, failure, "%.0f", megahertz);
-}
-
-static void query_boost_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned megahertz = 0;
-    int failure = NVML(nvmlDeviceGetMaxCustomerBoostClock, gpu, selector, &megahertz);
+    const int type = selector % HIGHEST, kind = selector - type;
+    int failure = kind == CURRENT       ? NVML(nvmlDeviceGetClockInfo, gpu, type, &megahertz)
+                  : kind == HIGHEST     ? NVML(nvmlDeviceGetMaxClockInfo, gpu, type, &megahertz)
+                  : kind == APPLICATION ? NVML(nvmlDeviceGetApplicationsClock, gpu, type, &megahertz)
+                  : kind == BOOST       ? NVML(nvmlDeviceGetMaxCustomerBoostClock, gpu, type, &megahertz)
+                                        : NVML(nvmlDeviceGetDefaultApplicationsClock, gpu, type, &megahertz);
     put(text, failure, "%.0f", megahertz);
 }
 
@@ -427,11 +412,11 @@ static const struct field {
     {"clocks.current.sm", "MHz", query_clock, 1, NULL},
     {"clocks.current.memory", "MHz", query_clock, 2, NULL},
     {"clocks.current.video", "MHz", query_clock, 3, NULL},
-    {"clocks.max.gr", "MHz", query_highest_clock, 0, "clocks.max.graphics"},
-    {"clocks.max.graphics", "MHz", query_highest_clock, 0, NULL},
-    {"clocks.max.sm", "MHz", query_highest_clock, 1, NULL},
-    {"clocks.max.mem", "MHz", query_highest_clock, 2, "clocks.max.memory"},
-    {"clocks.max.memory", "MHz", query_highest_clock, 2, NULL},
+    {"clocks.max.gr", "MHz", query_clock, HIGHEST, "clocks.max.graphics"},
+    {"clocks.max.graphics", "MHz", query_clock, HIGHEST, NULL},
+    {"clocks.max.sm", "MHz", query_clock, HIGHEST + 1, NULL},
+    {"clocks.max.mem", "MHz", query_clock, HIGHEST + 2, "clocks.max.memory"},
+    {"clocks.max.memory", "MHz", query_clock, HIGHEST + 2, NULL},
     {"clocks_event_reasons.active", "", query_clock_reasons, 0, NULL},
     {"clocks_throttle_reasons.active", "", query_clock_reasons, 0, "clocks_event_reasons.active"},
     {"display_mode", "", query_nothing, 0, NULL},
@@ -465,10 +450,10 @@ static const struct field {
     {"encoder.stats.averageFps", "", query_encoder, 1, NULL},
     {"encoder.stats.averageLatency", "", query_encoder, 2, NULL},
     {"temperature.gpu.tlimit", "", query_margin, 0, NULL},
-    {"clocks.applications.graphics", "MHz", query_application_clock, 0, NULL},
-    {"clocks.applications.memory", "MHz", query_application_clock, 2, NULL},
-    {"clocks.default_applications.graphics", "MHz", query_application_clock, 4, NULL},
-    {"clocks.default_applications.memory", "MHz", query_application_clock, 6, NULL},
+    {"clocks.applications.graphics", "MHz", query_clock, APPLICATION, NULL},
+    {"clocks.applications.memory", "MHz", query_clock, APPLICATION + 2, NULL},
+    {"clocks.default_applications.graphics", "MHz", query_clock, APPLICATION_DEFAULT, NULL},
+    {"clocks.default_applications.memory", "MHz", query_clock, APPLICATION_DEFAULT + 2, NULL},
     {"clocks_event_reasons.gpu_idle", "", query_clock_reason, 0x1, NULL},
     {"clocks_throttle_reasons.gpu_idle", "", query_clock_reason, 0x1, "clocks_event_reasons.gpu_idle"},
     {"clocks_event_reasons.applications_clocks_setting", "", query_clock_reason, 0x2, NULL},
@@ -529,8 +514,8 @@ static const struct field details[] = {
     {"tlimit.memory", "C", query_field, 195, NULL},
     {"tlimit.gpu", "C", query_field, 196, NULL},
     {"requested_limit", "W", query_field, 192, NULL},
-    {"boost", "MHz", query_boost_clock, 0, NULL},
-    {"clocks.max.video", "MHz", query_highest_clock, 3, NULL},
+    {"boost", "MHz", query_clock, BOOST, NULL},
+    {"clocks.max.video", "MHz", query_clock, HIGHEST + 3, NULL},
     {"banks.max", "bank(s)", query_histogram, 0, NULL},
     {"banks.high", "bank(s)", query_histogram, 1, NULL},
     {"banks.partial", "bank(s)", query_histogram, 2, NULL},

@@ -569,6 +569,29 @@ def test_watch_on_a_terminal(key: bytes, variables: dict[str, str]) -> None:
         assert ("\033[1m" in screen) == ("NO_COLOR" not in variables)
 
 
+@pytest.mark.skipif(sys.platform == "win32", reason="no such terminals there")
+def test_watch_json_on_a_terminal_writes_lines() -> None:
+    import pty
+
+    ours, its = pty.openpty()
+    command = [sys.executable, "-m", "accelerator", "--watch", "0.05", "--json"]
+    started = subprocess.Popen(command, env=plain_environment(TERM="xterm"), stdin=its, stdout=its, stderr=its)
+    os.close(its)
+    output = b""
+    pressed = False
+    with contextlib.suppress(OSError):  # reading raises when the terminal is closed
+        while part := os.read(ours, 4096):
+            output += part
+            if not pressed and output.count(b"\n") >= 2:
+                os.write(ours, b"q")
+                pressed = True
+    os.close(ours)
+    assert started.wait(timeout=60) == 0
+    documents = [json.loads(line) for line in output.decode().splitlines() if line != "q"]
+    assert len(documents) >= 2
+    assert [list(document) for document in documents] == [KEYS] * len(documents)
+
+
 def test_watch_json_writes_one_document_per_line() -> None:
     command = [sys.executable, "-m", "accelerator", "--watch", "0.05", "--json"]
     watching = subprocess.Popen(

@@ -352,6 +352,17 @@ def _reads(x, out, FUNCTION: tl.constexpr):
         tl.store(pointer=out, value=FUNCTION(value))
 
 
+@triton.jit
+def _put(pointer, value):
+    tl.store(pointer, value)
+
+
+@triton.jit
+def _writes_by_keywords(x, y, out):
+    _put(value=tl.load(x), pointer=out)
+    _put(y, value=tl.load(x))
+
+
 @pytest.mark.parametrize(
     ("kernel", "written"),
     [
@@ -361,6 +372,7 @@ def _reads(x, out, FUNCTION: tl.constexpr):
         (_writes_where_another_points, {"out"}),
         (_writes_by_a_descriptor, {"out"}),
         (_swaps, {"x", "y"}),
+        (_writes_by_keywords, {"y", "out"}),
         (_reads, {"out"}),
     ],
 )

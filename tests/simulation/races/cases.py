@@ -152,6 +152,22 @@ def rows_of_a_column() -> None:
     x[:2].add_(1)  # second
 
 
+@racy("wait_stream")
+def more_dims_than_a_record_keeps() -> None:
+    x, side = _tensor(1024), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.view((2,) * 10).sum()  # first
+    x[-1:].zero_()  # second
+
+
+@silent
+def beside_more_dims_than_a_record_keeps() -> None:
+    x, side = _tensor(1025), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[:1024].view((2,) * 10).sum()
+    x[-1:].zero_()
+
+
 @silent
 def disjoint_columns() -> None:
     x, side = _tensor(N, 1000), torch.cuda.Stream()

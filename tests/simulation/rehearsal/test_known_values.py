@@ -88,7 +88,7 @@ STEERED = {
         [("aten::nonzero", 2), ("aten::_unique2", 3)],
     ),
     "size of a mean": ("size = round(x.mean().item())\nn = int(x.sum())", [("aten::item", 1), ("aten::item", 2)]),
-    "decisions of NumPy": ("scores = x.cpu().numpy()", [("numpy", 1)]),
+    "decisions of NumPy": ("scores = x.cpu().numpy()\nbest = x.argmax().cpu().numpy()", [("numpy", 1), ("numpy", 2)]),
     "memory that an extension writes": (
         "sizes = torch.empty(4, dtype=torch.int32, device='cuda')\nsizes.tolist()",
         [("aten::tolist", 2)],
@@ -115,7 +115,7 @@ NOT_STEERED = {
         for _ in range(2):
             value = step()
             total += value.item()
-            print(value, f"{value:.3f} {value.item():.3f} {round(value.item(), 2)}", value.tolist(), x)
+            print(value, f"{value:.3f} {value.item():.3f} {round(value.item(), 2)}", value.tolist(), value.detach().cpu().numpy(), x)
         print(total / 2, json.dumps({"loss": total}), sum([total, total]))
         """,
     "clipped gradients": """

@@ -6,6 +6,7 @@ layout lets an environment leave the driver or NVML off the library path:
 
     preload/libcudart.so.12  preload/libcudart.so.13  preload/libcupti.so.13  preload/libnccl.so.2
     preload/libaccelerator-exit.so  preload/libaccelerator-hosts.so  preload/libaccelerator-cublas.so
+    preload/libaccelerator-nvrtc.so
     driver/libcuda.so.1  driver/libcuda.so
     nvml/libnvidia-ml.so.1
     bin/nvidia-smi  bin/accelerator-guard
@@ -80,6 +81,7 @@ _LIBRARIES = (
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
     _Library("preload/libaccelerator-hosts.so", ("preload/hosts",), "preload/hosts/hosts.map"),
     _Library("preload/libaccelerator-cublas.so", ("preload/cublas",), "preload/cublas/cublas.map"),
+    _Library("preload/libaccelerator-nvrtc.so", ("preload/nvrtc",), "preload/nvrtc/nvrtc.map"),
     _Library("preload/libcupti.so.13", ("preload/cupti",), "preload/cupti/cupti.map"),
     _Library("preload/libnccl.so.2", ("nccl",), "nccl/nccl.map"),
     _Library("bin/nvidia-smi", ("smi",)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -13,8 +14,8 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("extensions")]
 
 
-def output(program: str) -> list[str]:
-    done = python(textwrap.dedent(program), simulated_environment(gpus=2))
+def output(program: str, **variables: str) -> list[str]:
+    done = python(textwrap.dedent(program), simulated_environment(variables, gpus=2))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines()
 
@@ -32,3 +33,27 @@ def test_compile_kernel_before_any_tensor() -> None:
         print(x.tolist())
         """)
     assert lines in (["[0.0, 2.0, 4.0, 3.0]"], ["absent"])
+
+
+JITERATOR = """
+    import torch
+    from torch.cuda.jiterator import _create_jit_fn, _create_multi_output_jit_fn
+    scaled = _create_jit_fn("template <typename T> T scaled(T x, T y, T alpha) { return alpha * x + y; }", alpha=1)
+    x, y = torch.arange(6.0, device="cuda").view(2, 3), torch.arange(3, dtype=torch.float64, device="cuda")
+    print(torch.equal(scaled(x.t(), x.t() + 1, alpha=2), 3 * x.t() + 1), scaled(x, y).dtype, torch.equal(scaled(x, y), x + y))
+    split = "template <typename T> void split(T x, T &whole, T &rest) { whole = floor(x); rest = x - floor(x); }"
+    whole, rest = _create_multi_output_jit_fn(split, 2)(x / 4)
+    print(torch.equal(whole, (x / 4).floor()), torch.equal(rest, (x / 4).frac()))
+    """
+
+
+def test_jiterator() -> None:
+    lines = output(JITERATOR, USE_PYTORCH_KERNEL_CACHE="0")
+    assert lines == ["True torch.float64 True", "True True"]
+
+
+@pytest.mark.slow
+def test_jiterator_loads_what_it_has_kept(tmp_path: Path) -> None:
+    kept = [output(JITERATOR, PYTORCH_KERNEL_CACHE_PATH=str(tmp_path)) for _ in range(2)]
+    assert kept[0] == kept[1] == ["True torch.float64 True", "True True"]
+    assert {file.read_bytes()[:2] for file in tmp_path.iterdir()} == {b"//"}  # PTX

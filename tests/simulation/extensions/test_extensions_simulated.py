@@ -182,6 +182,7 @@ def test_a_library_of_the_driver_runs_its_kernels() -> None:
 def link(cuda: ctypes.CDLL, *inputs: tuple[int, bytes]) -> tuple[int, ctypes.c_void_p]:
     """Link inputs, each with its type; return the last error, and the module that was made."""
     state, image, size, module = ctypes.c_void_p(), ctypes.c_void_p(), ctypes.c_size_t(), ctypes.c_void_p()
+    torch.cuda.synchronize()  # makes a context
     assert cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state)) == 0
     for kind, data in inputs:
         error = cuda.cuLinkAddData_v2(state, kind, data, ctypes.c_size_t(len(data)), b"part", 0, None, None)
@@ -209,6 +210,7 @@ def test_the_driver_links_ptx() -> None:
 def test_the_driver_links_files(tmp_path: Path) -> None:
     cuda, state, image = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_void_p()
     (tmp_path / "called.ptx").write_text(CALLED)
+    torch.cuda.synchronize()  # makes a context
     assert cuda.cuLinkCreate_v2(0, None, None, ctypes.byref(state)) == 0
     assert cuda.cuLinkAddFile_v2(state, 1, b"/missing.ptx", 0, None, None) == FILE_NOT_FOUND
     assert cuda.cuLinkComplete(state, ctypes.byref(image), None) == INVALID_IMAGE
@@ -235,7 +237,6 @@ def test_a_module_of_machine_code_is_refused_at_the_launch(capfd: pytest.Capture
     assert cuda.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, None, None) == NOT_SUPPORTED
     text = capfd.readouterr().err
     assert text.startswith("kernel twice is not simulated: simulated GPUs run kernels from PTX, and its module is machine code")
-    assert "jiterator" in text
 
 
 @pytest.mark.usefixtures("pending")

@@ -163,7 +163,7 @@ static void find_parts(struct program *program, const struct image *image)
         add_part(program, &contents);
     } else if (memcmp(data, "\177ELF", 4) == 0) {
         program->problem = strdup("simulated GPUs run kernels from PTX, and its module is machine code, as ptxas, nvJitLink and"
-                                  " NVRTC make it, for torch's jiterator too; load its PTX (nvrtcGetPTX), " REMEDY);
+                                  " NVRTC make it; load its PTX (nvrtcGetPTX), " REMEDY);
     } else if (strstr(data, ".version")) {
         add_linked(program, data);
     }

@@ -115,7 +115,8 @@ NOT_STEERED = {
         for _ in range(2):
             value = step()
             total += value.item()
-            print(value, f"{value:.3f} {value.item():.3f} {round(value.item(), 2)}", value.tolist(), value.detach().cpu().numpy(), x)
+            print(value, f"{value:.3f} {value.item():.3f} {round(value.item(), 2)}", value.tolist(), x)
+            print(value.detach().cpu().numpy())
         print(total / 2, json.dumps({"loss": total}), sum([total, total]))
         """,
     "clipped gradients": """

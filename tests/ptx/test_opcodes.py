@@ -65,20 +65,27 @@ def test_that_accepted_variants_are_those_that_are_tested() -> None:
 
 
 def test_a_sample_of_variants() -> None:
-    """The slow tests run all of them."""
+    """The exhaustive tests run all of them."""
     chosen = sorted(all_cases(), key=lambda case: case.variant)[::SAMPLE]
     wrong = [failure for batch in batches(chosen, 200) for failure in failures(batch)]
     assert wrong == []
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_variants(part: int) -> None:
     assert [failure for batch in numbered_batches()[part::PARTS] for failure in failures(batch)] == []
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("wmma", matrix_cases.wmmas(), ids=str)
+@pytest.mark.parametrize(
+    "wmma",
+    [
+        pytest.param(wmma, marks=pytest.mark.exhaustive if place % 4 else (), id=str(wmma))
+        for place, wmma in enumerate(matrix_cases.wmmas())
+    ],
+)
 def test_products_of_wmma(wmma: matrix_cases.Wmma) -> None:
     assert matrix_cases.WmmaProgram(wmma).run() == []
 

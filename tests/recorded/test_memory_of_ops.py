@@ -40,6 +40,7 @@ def differences(rehearsed: dict[str, list[int]]) -> list[str]:
     return found
 
 
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_ops_take_the_memory_that_a_gpu_recorded(dtype: str, tmp_path: Path) -> None:
     file = tmp_path / "figures.json"

@@ -93,6 +93,7 @@ def run_elastic(*faults: str, program: str) -> subprocess.CompletedProcess[str]:
 
 @needs_cuda_torch
 @pytest.mark.slow
+@pytest.mark.exhaustive  # the next test forms such a group before the node starts again
 def test_torchrun_forms_a_smaller_group_when_a_node_is_killed() -> None:
     done = run_elastic("kill,node=1,after_ops=20", program="tests.simulation.cluster.reformed_rank")
     assert done.returncode == 0, done.stderr

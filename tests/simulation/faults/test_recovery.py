@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import re
@@ -72,8 +73,17 @@ FAULTS = {
 }
 
 
-@pytest.mark.parametrize("strategy", ["ddp", "fsdp", "pipeline"])
-@pytest.mark.parametrize("fault", FAULTS)
+# Each strategy, each kind of error, and a hang.
+SAMPLE = {("xid=94", "fsdp"), ("xid=13", "pipeline"), ("hang", "ddp"), ("link,for=14", "fsdp")}
+
+
+@pytest.mark.parametrize(
+    ("fault", "strategy"),
+    [
+        pytest.param(*pair, marks=() if pair in SAMPLE else pytest.mark.exhaustive)
+        for pair in itertools.product(FAULTS, ("ddp", "fsdp", "pipeline"))
+    ],
+)
 def test_a_restart_has_the_same_losses(tmp_path: Path, expected: dict[str, dict[int, str]], fault: str, strategy: str) -> None:
     after = {"ddp": 20, "fsdp": 25, "pipeline": 10}[strategy]  # of 18 in a pipeline on torch 2.14
     run = train(tmp_path, [f"{fault},gpu=1,after_collectives={after}"], strategy=strategy)
@@ -165,7 +175,7 @@ def check_plan(seed: int, folder: Path, expected: dict[str, dict[int, str]]) -> 
         assert run.losses == expected["ddp"], (seed, plan)
 
 
-@pytest.mark.parametrize("seed", range(6))
+@pytest.mark.parametrize("seed", range(2))
 def test_every_run_of_a_random_plan_ends_and_leaves_nothing(
     tmp_path: Path, expected: dict[str, dict[int, str]], seed: int
 ) -> None:
@@ -173,7 +183,7 @@ def test_every_run_of_a_random_plan_ends_and_leaves_nothing(
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(6, PLANS))
+@pytest.mark.parametrize("seed", range(2, PLANS))
 def test_every_run_of_many_random_plans_ends_and_leaves_nothing(
     tmp_path: Path, expected: dict[str, dict[int, str]], seed: int
 ) -> None:

@@ -1,7 +1,7 @@
 """What lies beside the values of ops equals the CPU's: version counters, functions of gradients, storages, strides, sharing.
 
 By default every 40th entry of PyTorch's operator database runs, all ops over lists, and the entries that once differed. With
-the slow tests all entries run.
+the exhaustive tests all entries run.
 """
 
 from __future__ import annotations
@@ -87,6 +87,7 @@ def test_ops_over_lists() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.parametrize("chunk", range(CHUNKS))
 def test_every_entry(chunk: int) -> None:
     names = sorted(operators.entries())[chunk::CHUNKS]

@@ -7,7 +7,7 @@ import os
 import sys
 from pathlib import Path
 
-from ..simulation import _build, _cluster, _engine_build, _faults, environment
+from ..simulation import _build, _engine_build, _faults, environment
 from ..simulation._environment import RACES_SUFFIX
 from ..simulation._run import report, run
 from ..simulation._state_folder import state_folder
@@ -96,6 +96,8 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     if options.nodes is None:
         status = run(parser.prog, command, child)
     else:
+        from ..simulation import _cluster  # imported late: most runs have one machine
+
         nodes = _cluster.node_environments(child, options.nodes, folder)
         status = _cluster.run(parser.prog, command, nodes, goes_on=options.on_node_failure == "continue")
     faults = parameters.get("faults", ())

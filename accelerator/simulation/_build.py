@@ -31,7 +31,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -299,6 +298,8 @@ def _compiler() -> tuple[str, ...]:
 
 def _compile_all(compiler: tuple[str, ...], scratch_directory: Path) -> None:
     """Compile all libraries into the layout below a directory, two at a time."""
+    from concurrent.futures import ThreadPoolExecutor  # imported late: most runs compile nothing
+
     announce(_ANNOUNCEMENT)
     with tempfile.TemporaryDirectory() as scratch, ThreadPoolExecutor(max_workers=2) as pool:
         for name, content in _sources().items():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -21,6 +22,7 @@ def short_name(name: str) -> str:
     return split(name)[0].partition("::")[2]
 
 
+@functools.cache
 def schema_of(name: str) -> Any:
     """Return the schema of an op."""
     return bindings.get_schema(*split(name))

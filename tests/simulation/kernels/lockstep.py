@@ -227,8 +227,7 @@ def _out_cases(name: str, op: Any, dtype: torch.dtype, arguments: tuple[Any, ...
 
 def list_cases(samples: int) -> Iterator[Case]:
     """Yield the calls of ops over lists."""
-    from torch.testing._internal import common_methods_invocations as invocations
-
+    invocations = operators.database()
     databases = [
         getattr(invocations, name) for name in dir(invocations) if name.startswith("foreach_") and name.endswith("_op_db")
     ]

@@ -38,16 +38,21 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
-@functools.cache
-def entries() -> dict[str, OpInfo]:
-    """Import torch's database, which takes seconds, and return its entries by name."""
+def database() -> Any:
+    """Import torch's database, which takes seconds, and return its module."""
     if importlib.util.find_spec("expecttest") is None:
         # torch's test utilities subclass this package's TestCase. The database does not use the subclass.
         sys.modules["expecttest"] = types.ModuleType("expecttest")
         sys.modules["expecttest"].TestCase = unittest.TestCase  # type: ignore[attr-defined]
-    from torch.testing._internal.common_methods_invocations import op_db
+    from torch.testing._internal import common_methods_invocations
 
-    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in op_db}
+    return common_methods_invocations
+
+
+@functools.cache
+def entries() -> dict[str, OpInfo]:
+    """Return the entries of torch's database by name."""
+    return {op.name + (f".{op.variant_test_name}" if op.variant_test_name else ""): op for op in database().op_db}
 
 
 USUAL_DTYPES = (torch.float32, torch.float64, torch.complex64, torch.int64, torch.bool, torch.bfloat16)

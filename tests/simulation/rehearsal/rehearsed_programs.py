@@ -334,7 +334,7 @@ def fully_sharded_first() -> None:
 
 def modules() -> dict[str, Any]:
     """Return the entries of torch's module database by name."""
-    operators.entries()  # prepares the import of torch's test utilities
+    operators.database()  # prepares the import of torch's test utilities
     from torch.testing._internal.common_modules import module_db
 
     return {f"module.{entry.name.removeprefix('nn.')}": entry for entry in module_db}

@@ -78,8 +78,7 @@ def with_out(name: str, op: Any, sample: Any) -> Iterator[Case]:
 
 
 def over_lists(step: int) -> Iterator[Case]:
-    from torch.testing._internal import common_methods_invocations as database
-
+    database = operators.database()
     lists = [getattr(database, name) for name in vars(database) if re.fullmatch(r"foreach_\w+_op_db", name)]
     for op in [op for ops in lists for op in ops][::step]:
         sample = first_sample(op)

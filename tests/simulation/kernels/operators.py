@@ -38,6 +38,7 @@ class Outcome(NamedTuple):
     detail: str = ""
 
 
+@functools.cache
 def database() -> Any:
     """Import torch's database, which takes seconds, and return its module."""
     if importlib.util.find_spec("expecttest") is None:

@@ -33,8 +33,8 @@ def main(arguments: list[str]) -> int:
     # There is a worker for each core, whose threads would wait for each other's turn in busy loops. The slow tests keep them.
     if speed.startswith("not slow"):
         os.environ.setdefault("OMP_NUM_THREADS", "1")
-        # Inductor's pool of compilers would import torch once more in each worker.
-        os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # Inductor's pool of compilers would import torch once more for each program. One test has a pool of its own.
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]

@@ -74,6 +74,7 @@ dist.destroy_process_group()
 def test_compiled_collectives_on_two_ranks(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(PROGRAM)
     arguments = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", str(tmp_path / "program.py")]
-    env = simulated_environment({"OMP_NUM_THREADS": "1"}, gpus=2, state=tmp_path / "state")
+    variables = {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "2"}  # compiles in other processes
+    env = simulated_environment(variables, gpus=2, state=tmp_path / "state")
     done = subprocess.run([sys.executable, *arguments], env=env, capture_output=True, text=True)
     assert done.stdout.count("right") == 2, done.stderr

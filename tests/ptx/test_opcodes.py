@@ -82,7 +82,7 @@ def test_all_variants(part: int) -> None:
 @pytest.mark.parametrize(
     "wmma",
     [
-        pytest.param(wmma, marks=pytest.mark.exhaustive if place % 4 else (), id=str(wmma))
+        pytest.param(wmma, marks=pytest.mark.exhaustive if place % 8 else (), id=str(wmma))
         for place, wmma in enumerate(matrix_cases.wmmas())
     ],
 )
@@ -115,6 +115,7 @@ def ptxas_problems(text: str, target: str, folder: Path) -> str:
 
 
 @pytest.mark.slow
+@pytest.mark.exhaustive  # a check of the tests, not of the package
 @pytest.mark.skipif(shutil.which("ptxas") is None, reason="needs ptxas of the CUDA toolkit")
 def test_that_the_tests_are_valid_ptx(tmp_path: Path) -> None:
     texts = [(kernel_text(batch), batch[0].target) for batch in numbered_batches()]

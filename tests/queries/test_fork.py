@@ -248,7 +248,7 @@ FIRST_QUERIES = """
 """
 
 
-@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("rounds", [1, pytest.param(20, marks=[pytest.mark.slow, pytest.mark.exhaustive])])
 def test_fork_during_first_query_does_not_hang(rounds: int, capsys: pytest.CaptureFixture[str]) -> None:
     """A child inherits the lock of a module that a thread is importing, so a fork waits until the import is done."""
     forks, hangs = 0, 0

@@ -46,7 +46,7 @@ def test_collectives() -> None:
     run(2, "collectives")
 
 
-@pytest.mark.parametrize("backend", ["c10d", "static"])
+@pytest.mark.parametrize("backend", ["c10d", pytest.param("static", marks=pytest.mark.exhaustive)])
 def test_rendezvous_at_the_name_of_a_node(backend: str) -> None:
     options = ["--rdzv-backend", backend, "--rdzv-endpoint", f"node0:{free_port()}", "--rdzv-id", "job"]
     command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--", sys.executable, "-m"]
@@ -79,7 +79,7 @@ def test_hierarchical_partitioning_of_deepspeed_changes_no_loss(tmp_path: Path) 
     assert flat[-1] < flat[0] / 2
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+@pytest.mark.parametrize("number", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.exhaustive)])
 def test_a_node_that_is_killed_ends_the_others(number: signal.Signals, tmp_path: Path) -> None:
     files_before = find_abandoned_files()
     with start(2, "step_forever", str(tmp_path)) as process:

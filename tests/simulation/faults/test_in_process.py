@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,6 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.exhaustive,
     pytest.mark.skipif(importlib.util.find_spec("nvidia_resiliency_ext") is None, reason="needs nvidia-resiliency-ext"),
-    pytest.mark.xdist_group("ports of nvidia-resiliency-ext"),
 ]
 
 # Which ranks train in attempt 1.
@@ -29,8 +29,8 @@ BOTH = ["attempt 1: rank 0 of 2 has trained", "attempt 1: rank 1 of 2 has traine
 ONE = ["attempt 1: rank 0 of 1 has trained"]
 FAULTS = {
     **dict.fromkeys(("WORKLOAD_EXC", "ASYNC_EXC", "SIGNAL_EXC"), BOTH),
-    **dict.fromkeys(("GPU_ERROR", "GPU_SLEEP", "LOCK_GIL", "SIGINT", "SIGTERM", "SIGSTOP"), ONE),
-    **dict.fromkeys(("SIGKILL", "OS_ABORT", "SEGFAULT"), ONE),
+    **dict.fromkeys(("GPU_ERROR", "GPU_SLEEP", "LOCK_GIL", "OS_ABORT", "SEGFAULT"), ONE),
+    **dict.fromkeys(("SIGINT", "SIGTERM", "SIGSTOP", "SIGKILL"), ONE),
 }
 
 
@@ -71,7 +71,7 @@ def test_the_program_goes_on(fault: str, program: tuple[Path, dict[str, str]]) -
     finally:
         for rank in ranks:
             if rank.poll() is None:
-                os.killpg(rank.pid, 9)
+                os.killpg(rank.pid, signal.SIGKILL)
                 rank.wait()
     trained = sorted(line for text in printed for line in text.splitlines() if line.startswith("attempt"))
     assert trained == FAULTS[fault], "\n".join(printed)

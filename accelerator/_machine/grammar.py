@@ -1,7 +1,8 @@
 """The grammar of ``CUDA_VISIBLE_DEVICES``: its value and the machine's GPUs determine what a process sees. Pure functions.
 
-NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. A device that is repeated
-before that end empties the list, as the driver of CUDA 13.0 does. Other cases (mixed entries, blanks) follow torch's parser.
+NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. The rest is what the driver
+of CUDA 13.0 does: a device that is repeated before that end empties the list; UUIDs are compared digit by digit. Blanks before
+ordinals and GPUs with MIG on follow torch's parser.
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from typing import NamedTuple
 
 _BLANKS = " \t\n\v\f\r"
 _INTEGER = re.compile(r"([+-]?)([0-9]+)")
+_UUID = re.compile(r"(?:GPU|MIG)-(?=.)-*((?:[0-9A-Fa-f]-*){0,32})", re.DOTALL)
+_OLD_INSTANCE = re.compile(r"MIG-(GPU-[^/]*)/([0-9]+)/([0-9]+)")
 
 
 class Instance(NamedTuple):
@@ -73,10 +76,8 @@ def select(text: str | None, gpus: Sequence[Gpu]) -> Selection:
     if text == "":
         return Selection(())
     texts = text.split(",")
-    if text.startswith("GPU-"):
-        read = _read(texts, [_gpu_uuid(entry, gpus) for entry in texts])
-    elif text.startswith("MIG-"):
-        read = _read(texts, [_instance(entry, gpus) for entry in texts])
+    if needs_uuids(text):
+        read = _read(texts, [_by_uuid(entry, gpus) for entry in texts])
     else:
         read = _read(texts, [_ordinal(_parse_integer(entry), gpus) for entry in texts])
     return Selection(_one_instance(entry.target for entry in read if entry.target), read)
@@ -96,26 +97,43 @@ def hides_all(text: str | None) -> bool:
     """Whether the variable hides every device, whatever the machine has."""
     if text is None:
         return False
-    first = entries(text)[:2]
+    first = [_normal(entry) for entry in entries(text)[:2]]
     return not first or first[0] in first[1:]  # a repeat of the first entry empties the list, or that entry does not exist
 
 
 def listed(text: str) -> tuple[str, ...]:
     """The entries of a list, or none if one is repeated, which empties the list where all of them exist."""
     found = entries(text)
-    return found if len(set(found)) == len(found) else ()
+    return found if len(set(map(_normal, found))) == len(found) else ()
 
 
 def entries(text: str) -> tuple[str, ...]:
-    """The entries of a list, up to the first that is invalid on any machine, in normal form."""
+    """The entries of a list, up to the first that is invalid on any machine; ordinals in normal form."""
     found: list[str] = []
-    prefix = next((prefix for prefix in ("GPU-", "MIG-") if text.startswith(prefix)), None)
+    has_uuids = needs_uuids(text)
     for entry in text.split(","):
         ordinal = _parse_integer(entry)
-        if not entry.startswith(prefix) or entry == "GPU-" if prefix else ordinal is None or ordinal < 0:
+        if _normal(entry) is None if has_uuids else ordinal is None or ordinal < 0:
             break
-        found.append(entry if prefix else str(ordinal))
+        found.append(entry if has_uuids else str(ordinal))
     return tuple(found)
+
+
+def _normal(entry: str) -> str | None:
+    """A form that two entries share which are the same to the driver; None if the entry is neither a UUID nor a number."""
+    return entry if entry.isdecimal() or _OLD_INSTANCE.fullmatch(entry) else _digits(entry)
+
+
+def _digits(text: str) -> str | None:
+    """The hexadecimal digits of a UUID or its beginning, as the driver reads them; None if another character is among them.
+
+    Their case does not matter, nor whether the text begins with GPU- or MIG-, nor where dashes are, nor what follows 32 digits.
+    """
+    match = _UUID.match(text)
+    if match is None:
+        return None
+    digits = match[1].replace("-", "").lower()
+    return digits if len(digits) == 32 or match.end() == len(text) else None
 
 
 def _read(texts: Sequence[str], items: Sequence[Target | str]) -> tuple[Entry, ...]:
@@ -158,27 +176,29 @@ def _ordinal(ordinal: int | None, gpus: Sequence[Gpu]) -> Target | str:
     return _whole(ordinal, gpus)
 
 
-def _gpu_uuid(text: str, gpus: Sequence[Gpu]) -> Target | str:
-    if not text.startswith("GPU-"):
-        return "is not the UUID of a GPU, as the first entry is"
-    matches = [i for i, gpu in enumerate(gpus) if gpu.uuid.startswith(text) and text != "GPU-"]
+def _by_uuid(text: str, gpus: Sequence[Gpu]) -> Target | str:
+    if not needs_uuids(text):
+        return "is not a UUID, as the first entry is"
+    is_instance = text.startswith("MIG-")
+    digits = _digits(text)
+    matches: list[Target | str] = []
+    for i, gpu in enumerate(gpus):
+        if is_instance and gpu.instances is not None:
+            matches += [Target(i, instance) for instance in gpu.instances if _names_instance(text, digits, gpu, instance)]
+        elif digits is not None and (_digits(gpu.uuid) or "").startswith(digits):
+            matches.append(_whole(i, gpus))
     if len(matches) != 1:
-        return "matches several GPUs" if matches else "matches no GPU"
-    return _whole(matches[0], gpus)
-
-
-def _instance(text: str, gpus: Sequence[Gpu]) -> Target | str:
-    if not text.startswith("MIG-"):
-        return "is not the UUID of a MIG instance, as the first entry is"
-    matches = [
-        Target(i, instance)
-        for i, gpu in enumerate(gpus)
-        for instance in gpu.instances or ()
-        if instance.uuid.startswith(text) or text == f"MIG-{gpu.uuid}/{instance.gi}/{instance.ci}"
-    ]
-    if len(matches) != 1:
-        return "matches several MIG instances" if matches else "matches no MIG instance"
+        kind = "MIG instance" if is_instance else "GPU"
+        return f"matches several {kind}s" if matches else f"matches no {kind}"
     return matches[0]
+
+
+def _names_instance(text: str, digits: str | None, gpu: Gpu, instance: Instance) -> bool:
+    """Whether the text begins the UUID of an instance, or is its name of before driver 470."""
+    old = _OLD_INSTANCE.fullmatch(text)
+    if old:
+        return (old[1], int(old[2]), int(old[3])) == (gpu.uuid, instance.gi, instance.ci)
+    return digits is not None and (_digits(instance.uuid) or "").startswith(digits)
 
 
 def _whole(position: int, gpus: Sequence[Gpu]) -> Target | str:

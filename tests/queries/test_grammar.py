@@ -82,20 +82,40 @@ TABLE: list[tuple[str | None, list[int]]] = [
     ("GPU-bb", [1]),
     ("GPU-cccccc", [2]),
     ("GPU-", []),  # measured
+    ("MIG-", []),  # measured
+    ("GPU--", []),  # several; measured on a machine of one
     ("GPU-ffff", []),
     ("GPU-a,GPU-ffff,GPU-b", [0]),
-    ("GPU-a, GPU-b", [0]),  # open
-    ("GPU-a,1", [0]),  # open
-    ("1,GPU-a", [1]),  # open
+    ("GPU-a, GPU-b", [0]),  # measured
+    ("GPU-a,1", [0]),  # measured
+    ("1,GPU-a", [1]),  # measured
     ("GPU-a,GPU-a", []),
     ("GPU-a,GPU-aa", []),
     ("GPU-a,GPU-aa,1", []),
     ("GPU-ffff,GPU-ffff", []),
-    ("GPU-A", []),
+    # Measured: the case of digits, dashes, and what follows 32 digits do not matter, nor which prefix a UUID has.
+    ("GPU-A", [0]),
+    (D.upper(), [3]),
+    (f"GPU-b,{B.upper()}", []),
     (" GPU-a", []),
     ("gpu-a", []),
-    (A + "0", []),
-    ("MIG-a", []),
+    (A[4:], []),
+    (A + "0", [0]),
+    (A + "x", [0]),
+    (A + " 1", [0]),
+    (A + "/0/0", [0]),
+    (A[:-1] + "1", []),
+    (A[:-1] + "g", []),
+    (A[:20] + "x", []),
+    (A[:20] + " ", []),
+    ("GPU-" + A[4:].replace("-", ""), [0]),
+    ("GPU-a-a-a" + "-" * 50, [0]),
+    ("GPU-0x" + A[4:], []),
+    ("MIG-a", [0]),
+    ("MIG-" + C[4:].upper(), [2]),
+    ("GPU-a,MIG-b", [0, 1]),
+    ("MIG-a,GPU-a", []),
+    (f"MIG-{A}", []),
     (f"MIG-{A}/1/0", []),
 ]
 
@@ -111,6 +131,7 @@ def test_two_digit_ordinals() -> None:
 
 def test_single_gpu() -> None:
     assert chosen("GPU-", FOUR[:1]) == []
+    assert chosen("GPU--", FOUR[:1]) == [0]  # measured
     assert chosen("0,1", FOUR[:1]) == [0]
     assert chosen("0,1,0", FOUR[:1]) == [0]  # the unknown device ends the list before the repeat
     assert chosen(None, []) == chosen("0", []) == chosen("GPU-", []) == []
@@ -160,11 +181,11 @@ def test_mig(text: str | None, gpus: list[Gpu], expected: list[Any]) -> None:
         ("x", "'x' is not a number, which ends the list"),
         ("0,9", "'9' is beyond the 4 GPUs of this machine, which ends the list"),
         ("1,0,1", "'1' repeats an earlier entry, which empties the whole list"),
-        ("GPU-a,2", "'2' is not the UUID of a GPU, as the first entry is, which ends the list"),
+        ("GPU-a,2", "'2' is not a UUID, as the first entry is, which ends the list"),
         ("GPU-", "'GPU-' matches no GPU, which ends the list"),
         ("GPU-9", "'GPU-9' matches no GPU, which ends the list"),
-        ("MIG-a", "'MIG-a' matches no MIG instance, which ends the list"),
-        ("MIG-a,0", "'MIG-a' matches no MIG instance, which ends the list"),
+        ("MIG-9", "'MIG-9' matches no MIG instance, which ends the list"),
+        ("MIG-9,0", "'MIG-9' matches no MIG instance, which ends the list"),
     ],
 )
 def test_problem_names_the_invalid_entry(text: str, problem: str) -> None:
@@ -175,7 +196,7 @@ def test_problem_names_the_invalid_entry(text: str, problem: str) -> None:
     ("text", "problem"),
     [
         ("MIG-e", "'MIG-e' matches several MIG instances, which ends the list"),
-        ("MIG-f,GPU-a", "'GPU-a' is not the UUID of a MIG instance, as the first entry is, which ends the list"),
+        ("MIG-f,0", "'0' is not a UUID, as the first entry is, which ends the list"),
         (f"MIG-{B}/2/1", f"'MIG-{B}/2/1' matches no MIG instance, which ends the list"),
         (f"MIG-{A}/2/0", f"'MIG-{A}/2/0' matches no MIG instance, which ends the list"),
     ],
@@ -210,7 +231,7 @@ def test_problem_shortens_long_entries(length: int, expected: str) -> None:
     ("text", "needs_uuids", "hides_all"),
     [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True),
      ("0,1,1", False, False), (A, True, False), ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True),
-     ("GPU-", True, True)],
+     ("GPU-a,MIG-A", True, True), ("GPU-", True, True), ("GPU-x", True, True), (f"MIG-{A}/1/0", True, False)],
 )  # fmt: skip
 def test_needs_uuids_and_hides_all(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
     assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)
@@ -331,6 +352,7 @@ TYPES = ["GPU-", "MIG-", "GPU-zz", "gpu-", "all", "é", "\x1f", "/", "\x7f"]
 
 def values(uuids: list[str]) -> st.SearchStrategy[str | None]:
     prefixes = [uuid[:end] for uuid in uuids for end in (5, 6, 12, 99)]
+    prefixes += [text for uuid in uuids for text in (uuid.upper()[:14], "GPU-" + uuid[4:].replace("-", ""), uuid + "x")]
     lists = [
         st.lists(st.sampled_from(entry_type), max_size=6).map(",".join)
         for entry_type in (ORDINALS, ORDINALS[:6], [p for p in prefixes if p[0] == "G"], [p for p in prefixes if p[0] == "M"])
@@ -424,6 +446,9 @@ def check_torchs_devices(value: str | None) -> None:
     # It also empties a list for a repeat after an entry that has ended the list, and for a repeat of an unknown device.
     entries = grammar.entries(value or "")
     if len(set(entries)) < len(entries):
+        return
+    # And it compares UUIDs as texts.
+    if any(chosen(entry) and not any(gpu.uuid.startswith(entry) for gpu in FOUR) for entry in entries if "-" in entry):
         return
     theirs = torch_selection(value, FOUR)
     if theirs is not None:

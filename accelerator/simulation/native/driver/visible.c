@@ -1,13 +1,15 @@
 /* CUDA_VISIBLE_DEVICES and CUDA_DEVICE_ORDER, as the driver reads them.
  *
- * The CUDA guide leaves some of the grammar open. The first invalid entry ends the list, and a repeat before it is an error, as
- * with the driver of CUDA 13.0. Mixed types and blanks before UUIDs follow PyTorch's own parser. */
+ * The CUDA guide leaves some of the grammar open. As with the driver of CUDA 13.0, the first invalid entry ends the list, a
+ * repeat before it is an error, and UUIDs are compared digit by digit. GPUs with MIG on follow PyTorch's own parser. */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
 #include "driver.h"
+
+enum { UUID_DIGITS = 32 };
 
 struct list {
     struct visible_device *devices;
@@ -83,20 +85,44 @@ static bool is_old_instance_name(const char *entry, int gpu, int instance)
     return strcmp(entry, name) == 0;
 }
 
-static bool names(const char *entry, int gpu, int instance)
+/* Writes the digits of a UUID or its beginning in lower case. Dashes may be anywhere, and what follows 32 digits is ignored.
+ * Returns false if another character is among them, or if nothing follows the prefix. */
+static bool read_uuid(const char *entry, char digits[UUID_DIGITS + 1])
 {
-    char uuid[SIM_UUID_SIZE];
-    sim_uuid(gpu, instance, NULL, uuid);
-    return has_prefix(uuid, entry) || (instance != SIM_WHOLE_GPU && is_old_instance_name(entry, gpu, instance));
+    int count = 0;
+    const char *c = entry + strlen("GPU-");
+    bool is_uuid = *c != '\0';
+    for (; is_uuid && *c && count < UUID_DIGITS; c++) {
+        char lower = *c >= 'A' && *c <= 'F' ? (char)(*c - 'A' + 'a') : *c;
+        if ((lower >= '0' && lower <= '9') || (lower >= 'a' && lower <= 'f'))
+            digits[count++] = lower;
+        else
+            is_uuid = lower == '-';
+    }
+    digits[count] = '\0';
+    return is_uuid;
 }
 
-/* Finds the only GPU, or with `mig` the only instance, whose UUID begins with the entry. "GPU-" alone names none. */
-static bool find_by_uuid(const char *entry, bool mig, struct visible_device *device)
+static bool names(const char *entry, int gpu, int instance)
+{
+    char uuid[SIM_UUID_SIZE], digits[UUID_DIGITS + 1], wanted[UUID_DIGITS + 1];
+    sim_uuid(gpu, instance, NULL, uuid);
+    if (instance != SIM_WHOLE_GPU && is_old_instance_name(entry, gpu, instance))
+        return true;
+    return read_uuid(entry, wanted) && read_uuid(uuid, digits) && has_prefix(digits, wanted);
+}
+
+static bool is_uuid_entry(const char *entry)
+{
+    return has_prefix(entry, "GPU-") || has_prefix(entry, "MIG-");
+}
+
+/* Finds the only device whose UUID begins with the entry: with "MIG-", an instance if its GPU has any. */
+static bool find_by_uuid(const char *entry, struct visible_device *device)
 {
     int matches = 0;
-    if (strcmp(entry, "GPU-") == 0)
-        return false;
     for (int gpu = 0; gpu < sim_config()->gpu_count; gpu++) {
+        bool mig = entry[0] == 'M' && sim_config()->gpus[gpu].instances != SIM_MIG_OFF;
         int first = mig ? 0 : SIM_WHOLE_GPU;
         int last = mig ? sim_config()->gpus[gpu].instances - 1 : SIM_WHOLE_GPU;
         for (int instance = first; instance <= last; instance++)
@@ -117,19 +143,18 @@ static bool contains(const struct list *list, struct visible_device device)
 }
 
 /* A list of UUIDs ends at the first entry of another type. */
-static bool read_uuids(const struct entries *entries, const char *prefix, struct list *list)
+static bool read_uuids(const struct entries *entries, struct list *list)
 {
-    bool mig = prefix[0] == 'M';
     struct visible_device matched[SIM_MAX_GPUS * SIM_MAX_INSTANCES];
     struct list named = {matched, 0};
-    for (int i = 0; i < entries->count && has_prefix(entries->items[i], prefix); i++) {
+    for (int i = 0; i < entries->count && is_uuid_entry(entries->items[i]); i++) {
         struct visible_device device;
-        if (!find_by_uuid(entries->items[i], mig, &device))
+        if (!find_by_uuid(entries->items[i], &device))
             break;
         if (contains(&named, device))
             return false;
         named.devices[named.count++] = device;
-        if (mig) {
+        if (device.instance != SIM_WHOLE_GPU) {
             if (list->count < SIM_MAX_GPUS)
                 list->devices[list->count++] = device;
         } else if (!append_gpu(list, device.gpu)) {
@@ -177,13 +202,7 @@ static bool read_ordinals(const struct entries *entries, const int *order, int g
 static bool read_variable(const char *value, const int *order, int gpu_count, struct list *list)
 {
     struct entries entries = split(value);
-    bool is_valid;
-    if (has_prefix(value, "GPU-"))
-        is_valid = read_uuids(&entries, "GPU-", list);
-    else if (has_prefix(value, "MIG-"))
-        is_valid = read_uuids(&entries, "MIG-", list);
-    else
-        is_valid = read_ordinals(&entries, order, gpu_count, list);
+    bool is_valid = is_uuid_entry(value) ? read_uuids(&entries, list) : read_ordinals(&entries, order, gpu_count, list);
     free_entries(&entries);
     return is_valid;
 }

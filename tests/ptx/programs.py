@@ -161,6 +161,15 @@ def control_flow() -> Iterator[Program]:
     )
     yield from _indirect(numbers, thread)
     yield from _recursion()
+    for name, offset, error in (
+        ("a store after shared memory", 1024, 700),
+        ("a store far after shared memory", (16 << 20) - 2048, 700),
+        ("a store beyond the window of shared memory", 16 << 20, 715),
+        ("a store far before shared memory", (1 << 32) - 2048, 715),
+    ):
+        store = f"mov.u32 %x, bytes; add.u32 %x, %x, {offset}; st.shared.u32 [%x], %thread;"
+        text = entry(store, declare=".shared .align 16 .b8 bytes[1024];")
+        yield Program(name, (), text, numbers, None, error=error, says="1024 bytes of shared memory")
     for name, opcode in (("a trap", "trap"), ("a breakpoint", "brkpt")):
         yield Program(
             name,
@@ -583,7 +592,7 @@ def _mbarriers(space: str) -> Iterator[Program]:
         setp.eq.u32 %p, %thread, 0;
     """
     declare = """.shared .align 8 .b64 object; .shared .b32 kept[64];
-        .reg .b32 %object, %base, %count; .reg .b64 %generic, %state, %other;"""
+        .reg .b32 %object, %base, %count; .reg .b64 %generic, %state;"""
     exchange = """
         ld.global.u32 %x, [%in]; mov.u32 %base, kept; mad.lo.u32 %y, %thread, 4, %base; st.shared.u32 [%y], %x;
         {wait}
@@ -606,46 +615,54 @@ def _mbarriers(space: str) -> Iterator[Program]:
 
 
 def _phases(space: str, address: str, head: str, declare: str) -> Program:
-    """One thread goes through phases; after each step, whether the phase is over and how many arrivals are pending."""
+    """One thread goes through phases; after each step, whether the phase is over and how many arrivals its state lacked."""
     shown = 0
     expected: list[int] = []
     lines: list[str] = []
 
-    def show(over: bool, pending: int) -> None:
+    def store(result: int) -> None:
         nonlocal shown
-        lines.append(f"mbarrier.test_wait{space}.b64 %q, [{address}], %state; selp.u32 %x, 100, 0, %q;")
-        lines.append("ld.shared.u64 %other, [%object]; mbarrier.pending_count.b64 %count, %other;")
-        lines.append(f"add.u32 %x, %x, %count; st.global.u32 [%outputs+{4 * shown}], %x;")
-        expected.append(100 * over + pending)
+        lines.append(f"st.global.u32 [%outputs+{4 * shown}], %x;")
+        expected.append(result)
         shown += 1
 
+    def show(over: bool, pending: int) -> None:
+        lines.append(f"mbarrier.test_wait{space}.b64 %q, [{address}], %state; selp.u32 %x, 100, 0, %q;")
+        lines.append("mbarrier.pending_count.b64 %count, %state; add.u32 %x, %x, %count;")
+        store(100 * over + pending)
+
+    def wait(test: str) -> None:
+        """A copy's arrival comes by itself, at any time."""
+        lines.append(f"again{shown}: mbarrier.test_wait{test}; @!%q bra again{shown}; mov.u32 %x, 100;")
+        store(100)
+
     lines.append(f"mbarrier.init{space}.b64 [{address}], 5; mbarrier.arrive.noComplete{space}.b64 %state, [{address}], 2;")
-    show(False, 3)
+    show(False, 5)
     lines.append(f"mbarrier.arrive_drop{space}.b64 %state, [{address}];")
-    show(False, 2)
+    show(False, 3)
     lines.append(f"mbarrier.expect_tx{space}.b64 [{address}], 64; mbarrier.arrive{space}.b64 %state, [{address}], 2;")
-    show(False, 0)
-    lines.append(f"mbarrier.complete_tx{space}.b64 [{address}], 24;")
-    show(False, 0)
-    # The phase ends, and the next one expects the arrivals without the one that has dropped.
-    lines.append(f"mbarrier.complete_tx{space}.b64 [{address}], 40;")
-    show(True, 4)
-    lines.append(f"mbarrier.arrive_drop.noComplete{space}.b64 %state, [{address}], 2;")
     show(False, 2)
+    lines.append(f"mbarrier.complete_tx{space}.b64 [{address}], 24;")
+    show(False, 2)
+    lines.append(f"mbarrier.complete_tx{space}.b64 [{address}], 40;")
+    show(True, 2)
+    # The phase has ended, and the next one expects the arrivals without the one that has dropped.
+    lines.append(f"mbarrier.arrive_drop.noComplete{space}.b64 %state, [{address}], 2;")
+    show(False, 4)
     lines.append(f"mbarrier.arrive_drop.expect_tx{space}.b64 %state, [{address}], 8;")
-    show(False, 1)
+    show(False, 2)
     lines.append(
         f"mbarrier.arrive.expect_tx{space}.b64 %state, [{address}], 8; mbarrier.complete_tx{space}.b64 [{address}], 16;"
     )
     show(True, 1)
     # The count goes up by the copies' arrival, and down when the copies are done.
     lines.append(f"cp.async.mbarrier.arrive{space}.b64 [{address}]; mbarrier.arrive{space}.b64 %state, [{address}];")
-    show(True, 1)
-    lines.append(f"ld.shared.u64 %state, [%object]; cp.async.mbarrier.arrive.noinc{space}.b64 [{address}];")
-    show(True, 1)
+    wait(f"{space}.b64 %q, [{address}], %state")
+    lines.append(f"cp.async.mbarrier.arrive.noinc{space}.b64 [{address}];")
+    wait(f".parity{space}.b64 %q, [{address}], 1")  # the fourth phase, number 3
     lines.append(f"mbarrier.inval{space}.b64 [{address}];")
     kinds = ("init", "inval", "arrive", "arrive.noComplete", "arrive.expect_tx", "arrive_drop", "arrive_drop.noComplete")
-    kinds += ("arrive_drop.expect_tx", "expect_tx", "complete_tx", "test_wait")
+    kinds += ("arrive_drop.expect_tx", "expect_tx", "complete_tx", "test_wait", "test_wait.parity")
     variants = tuple(f"mbarrier.{kind}{space}.b64" for kind in kinds)
     variants += (
         f"cp.async.mbarrier.arrive{space}.b64",

@@ -82,8 +82,9 @@ def _finish(code: Code, instruction: Instruction, choices: Choices, value: str) 
 
 
 def _source(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """Return the operand; .ftz flushes single precision, but a GPU does not for a result of half precision."""
     value = _read_float(code, instruction.operands[1], choices["A"])
-    return f"flush({value})" if choices.get("ftz") and choices["A"] == "f32" else value
+    return f"flush({value})" if choices.get("ftz") and choices["A"] == "f32" and choices["D"] != "f16" else value
 
 
 def _float_to_integer(code: Code, instruction: Instruction, choices: Choices) -> str:

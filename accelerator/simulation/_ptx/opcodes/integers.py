@@ -108,16 +108,20 @@ def _lop3_with_predicate(code: Code, instruction: Instruction, choices: Choices)
 
 
 def _with_carry(code: Code, instruction: Instruction, choices: Choices) -> str:
-    """add.cc, addc, sub.cc and subc: the carry is the condition code CC.CF."""
+    """add.cc, addc, sub.cc and subc: the carry is the condition code CC.CF. A GPU subtracts by adding the complement and one.
+
+    PTX calls the carry of a subtraction a borrow. On a GPU it is the borrow's complement, which addc sees.
+    """
     code.carry_is_used = True
     type = TYPES[f"u{choices['T'][1:]}"]
     opcode = instruction.opcode
-    sign = "+" if opcode.startswith("add") else "-"
+    subtracts = opcode.startswith("sub")
     a, b = (code.read(operand, type) for operand in instruction.operands[1:3])
-    carried = f" {sign} carry" if opcode.startswith(("addc", "subc")) else ""
+    added = f"({type.c})~{b}" if subtracts else b
+    carried = " + carry" if opcode.startswith(("addc", "subc")) else " + 1" if subtracts else ""
     keeps = f" carry = sum_ >> {type.bits} & 1;" if choices["cc"] else ""
     return (
-        f"{{ u128 sum_ = (u128){a} {sign} (u128){b}{carried};{keeps}"
+        f"{{ u128 sum_ = (u128){a} + (u128){added}{carried};{keeps}"
         f" {code.write(instruction.operands[0], type, f'({type.c})sum_')} }}"
     )
 

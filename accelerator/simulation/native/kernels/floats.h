@@ -150,7 +150,7 @@ INLINE float approximate_rsqrt(float a)
     return (float)(1 / __builtin_sqrt((double)a));
 }
 
-/* The approximations on double precision have results whose low 32 bits are zero, and flush subnormal numbers. */
+/* The approximations on double precision read and write the high 32 bits alone, and flush subnormal numbers. */
 INLINE double flush_f64(double value)
 {
     u64 bits = bits_of_double(value);
@@ -159,17 +159,18 @@ INLINE double flush_f64(double value)
 
 INLINE double high_word(double value)
 {
-    return value != value ? CANONICAL_NAN_F64 : flush_f64(double_of_bits(bits_of_double(value) & 0xffffffff00000000u));
+    double high = double_of_bits(bits_of_double(value) & 0xffffffff00000000u);
+    return high != high ? double_of_bits(0x7fffffff00000000u) : flush_f64(high);
 }
 
 INLINE double approximate_rcp_f64(double a)
 {
-    return high_word(1 / flush_f64(a));
+    return high_word(1 / high_word(a));
 }
 
 INLINE double approximate_rsqrt_f64(double a)
 {
-    return high_word(1 / __builtin_sqrt(flush_f64(a)));
+    return high_word(1 / __builtin_sqrt(high_word(a)));
 }
 
 #define CLASSES_OF(suffix, type)                                                                                       \

@@ -39,7 +39,7 @@ INLINE s32 saturate_s32(s64 value)
     return value > INT32_MAX ? INT32_MAX : value < INT32_MIN ? INT32_MIN : (s32)value;
 }
 
-/* A GPU divides by zero without an error; the quotient has all bits set, and the remainder is the dividend. */
+/* A GPU divides by zero without an error; all bits of the quotient and of the remainder are set. */
 #define DIVISION(bits)                                                                                                 \
     INLINE u##bits div_u##bits(u##bits a, u##bits b)                                                                   \
     {                                                                                                                  \
@@ -47,7 +47,7 @@ INLINE s32 saturate_s32(s64 value)
     }                                                                                                                  \
     INLINE u##bits rem_u##bits(u##bits a, u##bits b)                                                                   \
     {                                                                                                                  \
-        return b == 0 ? a : a % b;                                                                                     \
+        return b == 0 ? (u##bits)-1 : a % b;                                                                                     \
     }                                                                                                                  \
     INLINE s##bits div_s##bits(s##bits a, s##bits b)                                                                   \
     {                                                                                                                  \
@@ -55,7 +55,7 @@ INLINE s32 saturate_s32(s64 value)
     }                                                                                                                  \
     INLINE s##bits rem_s##bits(s##bits a, s##bits b)                                                                   \
     {                                                                                                                  \
-        return b == 0 ? a : b == -1 ? 0 : a % b;                                                                       \
+        return b == 0 ? -1 : b == -1 ? 0 : a % b;                                                                       \
     }
 DIVISION(16)
 DIVISION(32)

@@ -118,7 +118,8 @@ def test_compiled_package_needs_no_compiler_and_no_home(tmp_path: Path) -> None:
     (tmp_path / "temporary").mkdir()
     variables = {"PATH": "", "HOME": "/proc/none", "TMPDIR": str(tmp_path / "temporary"), "PYTHONPATH": str(package.parent)}
     environment = {**plain_environment(), **variables, "PYTHONDONTWRITEBYTECODE": "1"}
-    environment.pop("XDG_CACHE_HOME", None)
+    for name in ("XDG_CACHE_HOME", "CC"):
+        environment.pop(name, None)
     files = sorted(package.rglob("*"))
     program = "import accelerator as acc; print(acc.device_count(), acc.__file__)"
     simulate = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--", sys.executable, "-c", program]

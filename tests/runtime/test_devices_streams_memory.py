@@ -289,8 +289,8 @@ def test_invalid_calls_do_not_initialize() -> None:
     for call, error in calls:
         with pytest.raises(error) as caught:
             call()
-        # torch 2.6 lists all signatures of empty() if the arguments match none.
-        several_lines = torch.__version__.startswith("2.6.") and str(caught.value).startswith("empty() received")
+        # Some versions of torch list all signatures of empty() if the arguments match none.
+        several_lines = str(caught.value).startswith("empty() received")
         assert several_lines or "\n" not in str(caught.value), caught.value
     assert not acc.is_initialized()
     assert acc.is_fork_safe()

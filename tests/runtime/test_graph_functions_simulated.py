@@ -236,7 +236,7 @@ def test_capture_frees_unused_memory_first() -> None:
     before = torch.cuda.memory_reserved()
     with acc.capture_to_graph(acc.Graph()):
         torch.ones(1, device="cuda")
-        assert torch.cuda.memory_reserved() <= before - 62 * 2**20
+        assert torch.cuda.memory_reserved() <= before - 60 * 2**20
 
 
 def test_graphed_callables_keep_their_order() -> None:

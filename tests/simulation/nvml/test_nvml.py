@@ -247,7 +247,7 @@ def test_every_function_of_the_binding_is_exported() -> None:
     """
     source = Path(importlib.util.find_spec("pynvml").origin).read_text()
     names = sorted(set(re.findall(r"""_nvmlGetFunctionPointer\(\s*["'](nvml\w+)["']""", source)))
-    assert len(names) >= 400
+    assert len(names) >= 350
     assert evaluate(f"names = {names}\n" + textwrap.dedent(program)) == [], (
         "run tests/simulation/exported_names.py with newer headers"
     )

@@ -65,6 +65,15 @@ class DriverKernel:
         _check(error, log.value.decode())
         _check(_library().cuModuleGetFunction(ctypes.byref(self._function), module, name.encode()))
 
+    def launch(self, grid: Any, block: Any, *arguments: Any, shared: int = 0) -> None:
+        """Run the kernel on numbers and addresses of the GPU, and wait for it."""
+        packed = pack(arguments)
+        size = ctypes.c_size_t(len(packed) - PACKED_PADDING)  # a GPU refuses to launch with more than the parameters
+        # The parameters in one buffer: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END.
+        extra = (ctypes.c_void_p * 5)(1, ctypes.cast(packed, ctypes.c_void_p).value, 2, ctypes.addressof(size), 0)
+        _check(_library().cuLaunchKernel(self._function, *three(grid), *three(block), shared, None, None, extra))
+        _check(wait())
+
     def run(self, grid: Any, block: Any, *arguments: Any, shared: int = 0, memory: Sequence[Any] = ()) -> None:
         """Run the kernel on copies of the arrays, and copy their contents back."""
         library, copies = _library(), dict[int, ctypes.c_uint64]()
@@ -73,12 +82,8 @@ class DriverKernel:
             address = copies[id(array)] = ctypes.c_uint64()
             _check(library.cuMemAlloc_v2(ctypes.byref(address), ctypes.c_size_t(array.nbytes)))
             _check(library.cuMemcpyHtoD_v2(address, ctypes.c_void_p(array.ctypes.data), ctypes.c_size_t(array.nbytes)))
-        packed = pack([np.uint64(copies[id(value)].value) if isinstance(value, np.ndarray) else value for value in arguments])
-        size = ctypes.c_size_t(len(packed) - PACKED_PADDING)  # a GPU refuses to launch with more than the parameters
-        # The parameters in one buffer: CU_LAUNCH_PARAM_BUFFER_POINTER, CU_LAUNCH_PARAM_BUFFER_SIZE and CU_LAUNCH_PARAM_END.
-        extra = (ctypes.c_void_p * 5)(1, ctypes.cast(packed, ctypes.c_void_p).value, 2, ctypes.addressof(size), 0)
-        _check(library.cuLaunchKernel(self._function, *three(grid), *three(block), shared, None, None, extra))
-        _check(wait())
+        on_device = [np.uint64(copies[id(value)].value) if isinstance(value, np.ndarray) else value for value in arguments]
+        self.launch(grid, block, *on_device, shared=shared)
         for array in arrays:
             address = copies[id(array)]
             _check(library.cuMemcpyDtoH_v2(ctypes.c_void_p(array.ctypes.data), address, ctypes.c_size_t(array.nbytes)))

@@ -87,7 +87,7 @@ def second_launches(folder: Path) -> Iterator[Row]:
     torch.manual_seed(0)
     x, square = torch.randn(ELEMENTS), torch.randn(WIDTH, WIDTH)
     cases: list[tuple[str, list[torch.Tensor], torch.Tensor, Any, Any, int, float]] = [
-        # The aims are 4 and 10. The rest is room for processors whose caches hold the arrays: they vectorize the loop in C alone.
+        # The aims are 4 and 10. The rest is room for processors whose caches hold the arrays: only the loop in C is vectorized.
         ("scale", [x], torch.empty_like(x), ELEMENTS // 256, 256, ELEMENTS, 8),
         ("block_sum", [x], torch.empty(ELEMENTS // 256), ELEMENTS // 256, 256, ELEMENTS, 13),
         ("product", [square, square.T.contiguous()], torch.empty_like(square), (WIDTH // 16,) * 2, (16, 16), WIDTH, 4),

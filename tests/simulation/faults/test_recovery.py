@@ -163,28 +163,19 @@ def read(path: Path) -> bytes:
         return b""
 
 
-def check_plan(seed: int, folder: Path, expected: dict[str, dict[int, str]]) -> None:
-    plan = make_plan(seed)
-    files = find_abandoned_files()
-    run = train(folder, plan)  # which has a timeout
-    assert processes(folder) == set(), (seed, plan)
-    assert find_abandoned_files() <= files, (seed, plan)
-    assert run.status in (0, 1), (seed, plan, run.errors)
-    is_silent = any(fault.startswith("flip") for fault in plan)
-    if run.status == 0 and (run.errors.count(" never fired") == len(plan) or not is_silent):
-        assert run.losses == expected["ddp"], (seed, plan)
+SEEDS = [pytest.param(seed, marks=() if seed < 2 else pytest.mark.exhaustive) for seed in range(PLANS)]
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", SEEDS)
 def test_every_run_of_a_random_plan_ends_and_leaves_nothing(
     tmp_path: Path, expected: dict[str, dict[int, str]], seed: int
 ) -> None:
-    check_plan(seed, tmp_path, expected)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.parametrize("seed", range(2, PLANS))
-def test_every_run_of_many_random_plans_ends_and_leaves_nothing(
-    tmp_path: Path, expected: dict[str, dict[int, str]], seed: int
-) -> None:
-    check_plan(seed, tmp_path, expected)
+    plan = make_plan(seed)
+    files = find_abandoned_files()
+    run = train(tmp_path, plan)  # which has a timeout
+    assert processes(tmp_path) == set(), plan
+    assert find_abandoned_files() <= files, plan
+    assert run.status in (0, 1), (plan, run.errors)
+    is_silent = any(fault.startswith("flip") for fault in plan)
+    if run.status == 0 and (run.errors.count(" never fired") == len(plan) or not is_silent):
+        assert run.losses == expected["ddp"], plan

@@ -17,6 +17,10 @@ __all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", 
 
 _COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "peak host", "retries", "fits")
 _NAMED_PLACES = 3
+_AT_THE_PEAK = 0.999
+"""Part of the peak that a breakdown must have to be that of the peak: the rest are a few small tensors."""
+_OUTSIDE = 2**30
+"""Bytes that the CUDA context, nccl and cuDNN take of a GPU at least, outside of torch's allocator."""
 
 
 class Entry(NamedTuple):
@@ -39,6 +43,11 @@ class Entry(NamedTuple):
     def goes_on(self) -> bool:
         """Whether the program ran on beyond the memory of the GPU, so that the peaks are what it needs."""
         return self.out_of_memory is not None and self.peak_reserved > self.total
+
+    @property
+    def is_tight(self) -> bool:
+        """Whether what torch does not report may not fit beside the peak. Small GPUs are tests' own."""
+        return self.fits and self.total - self.peak_reserved < min(_OUTSIDE, self.total // 16)
 
     @property
     def smallest_gpu(self) -> str | None:
@@ -141,6 +150,12 @@ def format_table(entries: list[Entry], values: list[MissingValue]) -> str:
                 f"  asked for {format_size(failure.requested)}, and {format_size(failure.free)} were free"
             )
             lines += _format_need(entry)
+    lines += [
+        f"rank {entry.rank}, cuda:{entry.device} leaves {format_size(entry.total - entry.peak_reserved)}: "
+        "the CUDA context, nccl and cuDNN take 1 to 2 GiB on a GPU"
+        for entry in entries
+        if entry.is_tight
+    ]
     too_large = {entry.rank for entry in entries if not entry.fits}
     failed = {entry.rank: entry.exit_status for entry in entries if entry.exit_status != 0}
     for rank, status in failed.items():
@@ -159,10 +174,13 @@ def _format_need(entry: Entry) -> list[str]:
     if entry.goes_on:
         name = entry.smallest_gpu
         has_it = f"the smallest known GPU with that is {name}" if name else "no known GPU has that"
-        size = format_size(entry.peak_reserved)
-        lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{size}: {has_it}'}")
+        least, size = format_size(entry.peak_allocated), format_size(entry.peak_reserved)
+        needed = size if least == size else f"{least.removesuffix(' GiB')} to {size}"
+        lines.append(f"  it went on and needs {f'more than {size}' if entry.ran_out else f'{needed}: {has_it}'}")
     if entry.peak is not None:
-        lines.append(f"  at the peak{f', at {entry.peak.where}' if entry.peak.where else ''}, it held")
+        is_peak = entry.peak.allocated >= entry.peak_allocated * _AT_THE_PEAK
+        moment = "at the peak" if is_peak else f"near the peak, with {format_size(entry.peak.allocated)}"
+        lines.append(f"  {moment}{f', at {entry.peak.where}' if entry.peak.where else ''}, it held")
         held = [*zip(CATEGORIES, entry.peak.held, strict=True)]
         lines += [f"    {format_size(size).rjust(10)}  {name}" for name, size in held if size]
         lines.append("  of which most comes from")

@@ -631,6 +631,7 @@ def test_table_word_by_word() -> None:
     fits = rehearse_report.Entry(0, 0, GIB, 3 * GIB // 2, 80 * GIB, GIB // 4, 0, True, None, 0)
     failure = OutOfMemory(2 * GIB, GIB // 4, "aten::mm", "a.py:8 in f")
     peak = Peak("a.py:9 in f", 100 * GIB, [60 * GIB, 0, 0, 40 * GIB, 0], [["a.py:9 in f", 99 * GIB], ["a backward", GIB]])
+    fails = fits._replace(fits=False, out_of_memory=failure, peak=peak._replace(held=[0, 0, 0, 100 * GIB, 0], lines=[]))
     entries = [
         fits,
         fits._replace(rank=1, device=10, retries=12, fits=False, out_of_memory=failure, exit_status=1),
@@ -638,9 +639,12 @@ def test_table_word_by_word() -> None:
         fits._replace(rank=3, exit_status=7),
         fits._replace(rank=3, device=1, exit_status=7),
         fits._replace(rank=4, exit_status=None),
-        fits._replace(rank=5, peak_reserved=120 * GIB, fits=False, out_of_memory=failure, peak=peak),
+        fails._replace(rank=5, peak_allocated=100 * GIB, peak_reserved=120 * GIB, peak=peak),
         fits._replace(rank=6, peak_reserved=640 * GIB, fits=False, out_of_memory=failure, ran_out=True),
-        fits._replace(rank=7, peak_reserved=300 * GIB, fits=False, out_of_memory=failure),
+        fails._replace(rank=7, peak_allocated=105 * GIB, peak_reserved=300 * GIB),
+        fits._replace(rank=8, peak_reserved=79 * GIB),
+        fits._replace(rank=9, peak_reserved=79 * GIB + 1),
+        fits._replace(rank=10, peak_reserved=15 * GIB // 16, total=GIB),
     ]
     assert rehearse_report.format_table(entries, []).splitlines() == [
         "rank   device  peak allocated  peak reserved         of  peak host  retries  fits",
@@ -650,16 +654,19 @@ def test_table_word_by_word() -> None:
         "   3   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB   0.25 GiB        0   yes",
         "   3   cuda:1        1.00 GiB       1.50 GiB  80.00 GiB   0.25 GiB        0   yes",
         "   4   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB   0.25 GiB        0   yes",
-        "   5   cuda:0        1.00 GiB     120.00 GiB  80.00 GiB   0.25 GiB        0    no",
+        "   5   cuda:0      100.00 GiB     120.00 GiB  80.00 GiB   0.25 GiB        0    no",
         "   6   cuda:0        1.00 GiB     640.00 GiB  80.00 GiB   0.25 GiB        0    no",
-        "   7   cuda:0        1.00 GiB     300.00 GiB  80.00 GiB   0.25 GiB        0    no",
+        "   7   cuda:0      105.00 GiB     300.00 GiB  80.00 GiB   0.25 GiB        0    no",
+        "   8   cuda:0        1.00 GiB      79.00 GiB  80.00 GiB   0.25 GiB        0   yes",
+        "   9   cuda:0        1.00 GiB      79.00 GiB  80.00 GiB   0.25 GiB        0   yes",
+        "  10   cuda:0        1.00 GiB       0.94 GiB   1.00 GiB   0.25 GiB        0   yes",
         "rank 1, cuda:10 is out of memory: aten::mm at a.py:8 in f",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
         "rank 2, cuda:0 is out of memory: aten::mm",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
         "rank 5, cuda:0 is out of memory: aten::mm at a.py:8 in f",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
-        "  it went on and needs 120.00 GiB: the smallest known GPU with that is H200",
+        "  it went on and needs 100.00 to 120.00 GiB: the smallest known GPU with that is H200",
         "  at the peak, at a.py:9 in f, it held",
         "     60.00 GiB  parameters",
         "     40.00 GiB  activations",
@@ -671,7 +678,11 @@ def test_table_word_by_word() -> None:
         "  it went on and needs more than 640.00 GiB",
         "rank 7, cuda:0 is out of memory: aten::mm at a.py:8 in f",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
-        "  it went on and needs 300.00 GiB: no known GPU has that",
+        "  it went on and needs 105.00 to 300.00 GiB: no known GPU has that",
+        "  near the peak, with 100.00 GiB, at a.py:9 in f, it held",
+        "    100.00 GiB  activations",
+        "  of which most comes from",
+        "rank 9, cuda:0 leaves 1.00 GiB: the CUDA context, nccl and cuDNN take 1 to 2 GiB on a GPU",
         "rank 3 ended with status 7: its figures are those until then",
         "rank 4 was ended by a signal: its figures may lack the last second",
     ]

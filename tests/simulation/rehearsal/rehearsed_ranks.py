@@ -473,6 +473,7 @@ def ring_attention() -> None:
             for work in works:
                 work.wait()
             key, value = received.unbind()
+            release_finished_works()  # what was sent
         torch.cuda.synchronize()
 
 

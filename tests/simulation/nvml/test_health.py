@@ -43,6 +43,16 @@ def test_notes_are_counted(tmp_path: Path, number: int) -> None:
     assert run(HEALTH + "report([health(0), health(1)])", child) == [UNTOUCHED, NOTES[number]]
 
 
+def test_remapped_rows_are_not_supported_with_mig_instances(tmp_path: Path) -> None:
+    program = """
+        n.nvmlInit()
+        fields = [[v.nvmlReturn for v in n.nvmlDeviceGetFieldValues(h, [142, 143, 144, 145, 230])] for h in handles()]
+        report([[code(n.nvmlDeviceGetRemappedRows, h) for h in handles()], fields])
+    """
+    child = simulated_environment(gpus=3, mig=[2, 0, None], state=tmp_path / "state", faults=["xid=63,gpu=0"])
+    assert run(program, child) == [[3, 0, 0], [[3, 3, 3, 3, 0], [0] * 5, [0] * 5]]
+
+
 def test_arguments_are_checked() -> None:
     program = """
         handle = n.nvmlDeviceGetHandleByIndex(0)

@@ -89,12 +89,20 @@ SIM_EXPORT int nvmlDeviceGetRowRemapperHistogram(nvml_handle handle, struct rema
     return NVML_OK;
 }
 
+/* NVML documents that the rows are not supported while the GPU has MIG instances. */
+static bool has_row_counts(int gpu)
+{
+    return sim_config()->gpus[gpu].instances <= 0;
+}
+
 SIM_EXPORT int nvmlDeviceGetRemappedRows(nvml_handle handle, unsigned *correctable, unsigned *uncorrectable,
                                          unsigned *is_pending, unsigned *has_failed)
 {
     struct nvml_device device;
     const bool is_valid = correctable && uncorrectable && is_pending && has_failed;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
+    if (!has_row_counts(device.gpu))
+        return NVML_NOT_SUPPORTED;
     const struct gpu_health *health = nvml_health(device.gpu);
     *correctable = 0;
     *uncorrectable = health->remapped;
@@ -122,16 +130,16 @@ bool nvml_health_field(int gpu, unsigned field, uint64_t *value, bool *is_long)
         return true;
     case REMAPPED_CORRECTABLE:
         *value = 0;
-        return true;
+        return has_row_counts(gpu);
     case REMAPPED_UNCORRECTABLE:
         *value = health->remapped;
-        return true;
+        return has_row_counts(gpu);
     case REMAPPED_PENDING:
         *value = health->is_remap_pending;
-        return true;
+        return has_row_counts(gpu);
     case REMAPPED_FAILURE:
         *value = health->has_remap_failed;
-        return true;
+        return has_row_counts(gpu);
     case RECOVERY_ACTION:
         *value = health->recovery;
         return true;

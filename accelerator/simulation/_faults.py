@@ -57,9 +57,15 @@ def add(state: Path, fault: _fault_table.Fault) -> None:
 
 
 def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
-    """End the faults of one GPU or of all: as a reset of the GPU ends them, or all that is left of them."""
+    """End the faults of one GPU or of all: as a reset of the GPU ends them, or all that is left of them.
+
+    Raises:
+        RuntimeError: The GPU to reset is lost.
+    """
     number = _ANY_GPU if gpu is None else gpu
     _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset))
+    if is_reset and f"\nGPU {gpu}: lost" in "\n" + describe(state):
+        raise RuntimeError(f"GPU {gpu} is lost, and a reset does not bring it back; clear does")
 
 
 def restart(node: int, state: Path | None) -> None:

@@ -62,7 +62,10 @@ def test_faults_reach_the_machine_with_a_state(tmp_path: Path) -> None:
     assert fault("--state", str(state), "status").stdout == "xid=79,gpu=1: waits\n"
     assert evaluate(COUNT, 2, state=state) == 15
     assert "GPU 1: lost, 0 uncorrectable" in fault("--state", str(state), "status").stdout
-    assert fault("--state", str(state), "reset", "gpu=1").returncode == 0
+    done = fault("--state", str(state), "reset", "gpu=1")
+    assert done.returncode == 1
+    assert "GPU 1 is lost, and a reset does not bring it back; clear does\n" in done.stderr
+    assert fault("--state", str(state), "reset").returncode == 0  # of the other one
     assert evaluate(COUNT, 2, state=state) == 15
     assert fault("--state", str(state), "clear", "gpu=1").returncode == 0
     assert evaluate(COUNT, 2, state=state) == 0

@@ -42,6 +42,7 @@ _SESSION_OPTIONS: dict[str, Any] = {
 }
 
 _STATE = _settings.variable("state")
+_NVML_CHECK = "PYTORCH_NVML_BASED_CUDA_CHECK"
 _SET_PARENT_DEATH_SIGNAL = 1  # of prctl(2)
 _DRIVER_INITIALIZED = (
     "Collecting the tests initialized the CUDA driver, so that a process forked for a test could not use the simulated GPUs. "
@@ -59,7 +60,10 @@ def main() -> int:
     if order is None:
         return 0
     sys.argv[1:] = order.arguments
-    return pytest.main(["--on-simulated-gpus", *order.arguments], plugins=[_Server(channel, order)])
+    # While tests are collected, torch.cuda.is_available() must ask NVML: CUDA would initialize the driver.
+    checks_nvml = os.environ.get(_NVML_CHECK)
+    os.environ[_NVML_CHECK] = "1"
+    return pytest.main(["--on-simulated-gpus", *order.arguments], plugins=[_Server(channel, order, checks_nvml)])
 
 
 class _Terminal:
@@ -75,10 +79,11 @@ class _Terminal:
 class _Server:
     """The plug-in that turns a pytest into a server."""
 
-    def __init__(self, channel: Channel, order: Order) -> None:
+    def __init__(self, channel: Channel, order: Order, checks_nvml: str | None) -> None:
         self.__name__ = SERVER_NAME  # pytest registers the plug-in under this name
         self._channel = channel
         self._order = order
+        self._checks_nvml = checks_nvml  # the variable's value, which the tests have
         self._items: dict[str, pytest.Item] = {}
         self._failed: list[str] = []
         self._config: Any = None
@@ -130,6 +135,10 @@ class _Server:
         if importlib.util.find_spec("torch") is not None:
             import torch  # noqa: F401  # pyright: ignore[reportUnusedImport]  # once for all tests
         refusal = None if discovery.is_fork_safe() else _DRIVER_INITIALIZED
+        if self._checks_nvml is None:
+            del os.environ[_NVML_CHECK]
+        else:
+            os.environ[_NVML_CHECK] = self._checks_nvml
         while (nodeid := self._channel.receive()) is not None:
             item = self._items.get(nodeid)
             problem = refusal or (self._missing() if item is None else None)

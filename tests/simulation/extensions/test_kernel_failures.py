@@ -181,7 +181,9 @@ def test_the_next_op_raises_the_error_of_a_launch_that_nobody_has_read() -> None
         for _ in range(2):
             outcome("op", lambda: (x + 1).sum().item())
         """
-    lines, _ = run_program(program, gpus=1)
+    lines, errors = run_program(program, gpus=1)
+    said = "kernel saxpy is not launched (cudaErrorInvalidConfiguration): grid (1,1,1), block (2000,1,1), 0 bytes of dynamic"
+    assert errors.count(f"accelerator: {said} shared memory\n") == errors.count("is not launched") == 1
     assert lines[:2] == ["9 8.0", "9"]
     assert lines[2].endswith("Error CUDA error: invalid configuration argument")
     assert lines[3] == "op 8.0 ends"

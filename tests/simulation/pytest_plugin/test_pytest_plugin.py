@@ -310,6 +310,28 @@ def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> N
     assert "Collecting the tests initialized the CUDA driver" in done.stdout
 
 
+@on_simulated_gpus
+def test_collection_may_ask_whether_there_are_gpus(tmp_path: Path) -> None:
+    """torch.utils.cpp_extension asks when it is imported. The variable that makes this safe is not that of the tests."""
+    write(
+        tmp_path,
+        """
+        import os
+        import pytest, torch
+
+        has_gpu = torch.cuda.is_available()
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_it():
+            assert has_gpu
+            assert torch.ones(2, device="cuda").sum().item() == 2
+            assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 1}, done.stdout
+
+
 @pytest.mark.slow
 @on_simulated_gpus
 def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:

@@ -27,7 +27,8 @@ struct translated {
     char *name, *readable; /* the second one without mangling, once it is needed */
     pthread_mutex_t lock; /* held while it is translated */
     bool is_tried;
-    bool is_reported;      /* that it cannot run */
+    bool is_reported;               /* that it cannot run */
+    atomic_bool is_launch_reported; /* that a launch was wrong */
     char *problem;         /* why it cannot run, or NULL */
     const struct kernel *code;
     struct sim_kernel_facts facts;
@@ -75,6 +76,8 @@ cudaError_t find_variable(struct image *image, const char *name, const struct si
 
 cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
                               void **arguments);
+/* Says once of a kernel how a launch was configured that fails: CUDA's error names neither. */
+void report_launch(struct translated *kernel, const struct sim_launch *shape, cudaError_t error);
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
 int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
 

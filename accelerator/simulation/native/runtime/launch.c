@@ -77,14 +77,19 @@ static bool is_torchs(const void *function)
     return name && strncmp(name, "/libtorch", strlen("/libtorch")) == 0;
 }
 
+static struct translated *find_ptx(const void *function, const struct sim_device *device)
+{
+    const char *name;
+    struct image *image = find_kernel_image(function, &name);
+    return image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+}
+
 /* Launches a kernel that is not torch's own from its PTX. */
 static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct sim_launch *shape,
                                    void **arguments)
 {
-    const struct sim_device *device = &driver->devices[stream->device];
-    const char *name, *reason = refusal_of_launch(shape->has_clusters);
-    struct image *image = find_kernel_image(function, &name);
-    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    const char *reason = refusal_of_launch(shape->has_clusters);
+    struct translated *kernel = find_ptx(function, &driver->devices[stream->device]);
     cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
     if (error != ERROR_NOT_SUPPORTED)
         return error;
@@ -103,9 +108,13 @@ static cudaError_t launch(const void *function, const struct sim_launch *shape, 
         return ERROR_INVALID_HANDLE;
     if (!function)
         return ERROR_INVALID_DEVICE_FUNCTION;
-    if (threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK || grid[0] == 0 || grid[1] == 0 || grid[2] == 0)
-        return ERROR_INVALID_CONFIGURATION;
     const struct simulated_kernel *kernel = find_simulated_kernel(function);
+    if (threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK || grid[0] == 0 || grid[1] == 0 || grid[2] == 0) {
+        struct translated *from_ptx = !kernel && computes() ? find_ptx(function, device) : NULL;
+        if (from_ptx)
+            report_launch(from_ptx, shape, ERROR_INVALID_CONFIGURATION);
+        return ERROR_INVALID_CONFIGURATION;
+    }
     if (!kernel && computes())
         return launch_from_ptx(function, stream, shape, arguments);
     const struct work work = work_of(kernel, arguments);

@@ -380,12 +380,26 @@ static cudaError_t check_shape(const struct translated *kernel, const struct sim
     return blocks <= resident ? SUCCESS : ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
+void report_launch(struct translated *kernel, const struct sim_launch *shape, cudaError_t error)
+{
+    const uint32_t *grid = shape->grid, *block = shape->block;
+    const struct sim_error *known = sim_find_error((int)error);
+    if (!atomic_exchange(&kernel->is_launch_reported, true))
+        fprintf(stderr, "accelerator: kernel %s is not launched (%s): grid (%u,%u,%u), block (%u,%u,%u), %zu bytes of dynamic"
+                " shared memory\n", readable_name(kernel), known ? known->runtime_name : "", grid[0], grid[1], grid[2],
+                block[0], block[1], block[2], shape->shared_memory);
+}
+
 cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
                               void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
     RETURN_IF_ERROR(translate(kernel));
-    RETURN_IF_ERROR(check_shape(kernel, shape, device));
+    cudaError_t wrong = check_shape(kernel, shape, device);
+    if (wrong != SUCCESS) {
+        report_launch(kernel, shape, wrong);
+        return wrong;
+    }
     RETURN_IF_ERROR(find_variables(kernel, stream->device));
     struct translated_launch *launch = calloc(1, launch_size(kernel));
     if (!launch)

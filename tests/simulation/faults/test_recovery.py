@@ -34,11 +34,16 @@ class Run(NamedTuple):
 
 
 def train(folder: Path, faults: list[str], *, strategy: str = "ddp", restarts: int = 1) -> Run:
-    """Train with faults. The losses are those of the last time that a step was done."""
+    """Train with faults."""
+    return run_program([str(PROGRAM), str(folder), strategy], faults, restarts=restarts)
+
+
+def run_program(program: list[str], faults: list[str], *, restarts: int = 1) -> Run:
+    """Run a training with faults under torchrun. The losses are those of the last time that a step was done."""
     options = [word for fault in faults for word in ("--fault", fault)]
     command = [sys.executable, "-m", "accelerator", "simulate", "--gpus", "2", "--memory", "1GiB", *options, "--"]
     command += [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
-    command += ["--max-restarts", str(restarts), str(PROGRAM), str(folder), strategy]
+    command += ["--max-restarts", str(restarts), *program]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     environment |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}  # which take a minute
     begin = time.monotonic()

@@ -21,7 +21,7 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerator.simulation import is_simulated
+from accelerator.simulation import _faults, _settings, inject_fault, is_simulated
 from tests.support import plain_environment
 
 from . import gate
@@ -241,6 +241,30 @@ def pending() -> Iterator[Row]:
     yield Row("an op beside a pending collective, ratio", "", rounds, 1.10)
 
 
+def waiting_faults() -> Iterator[Row]:
+    """Yield the ratio of the time of an op on a GPU whose fault waits for a later op to that of a GPU without a fault."""
+    import torch
+
+    state = Path(os.environ[_settings.variable("state")])
+    x = torch.ones(16, device="cuda:1")
+    run = loop("x + x", x=x)
+    run(CALLS)
+
+    def seconds() -> float:
+        start = time.thread_time()
+        run(CALLS)
+        return time.thread_time() - start
+
+    rounds = []
+    for _ in range(ROUNDS):
+        (without,) = fastest((seconds,), SLICES)
+        inject_fault("hang,gpu=1,after_ops=1000000000")
+        (waiting,) = fastest((seconds,), SLICES)
+        _faults.end(state, 1, is_reset=False)
+        rounds.append(waiting / without)
+    yield Row("an op of a GPU whose fault waits, ratio", "", rounds, 1.10)
+
+
 def starting() -> Iterator[Row]:
     """Yield the additional time of a command that imports torch on a simulated machine. Its libraries are already built."""
     command = [sys.executable, "-W", "ignore", "-c", "import torch"]
@@ -268,7 +292,7 @@ def main() -> int:
         parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
     rows: list[Row] = []
     print(f"{'additional time of simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
-    for part in (operations, pending, training_steps, starting):
+    for part in (operations, pending, waiting_faults, training_steps, starting):
         for row in part():
             rows.append(row)
             budget = "" if row.budget is None else f"{row.budget:.2f}"

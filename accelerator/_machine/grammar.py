@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from itertools import takewhile
 from typing import NamedTuple
 
 _BLANKS = " \t\n\v\f\r"
@@ -97,31 +98,28 @@ def hides_all(text: str | None) -> bool:
     """Whether the variable hides every device, whatever the machine has."""
     if text is None:
         return False
-    first = [_normal(entry) for entry in entries(text)[:2]]
+    first = [_key(entry) for entry in entries(text)[:2]]
     return not first or first[0] in first[1:]  # a repeat of the first entry empties the list, or that entry does not exist
 
 
 def listed(text: str) -> tuple[str, ...]:
     """The entries of a list, or none if one is repeated, which empties the list where all of them exist."""
     found = entries(text)
-    return found if len(set(map(_normal, found))) == len(found) else ()
+    return found if len(set(map(_key, found))) == len(found) else ()
 
 
 def entries(text: str) -> tuple[str, ...]:
     """The entries of a list, up to the first that is invalid on any machine; ordinals in normal form."""
-    found: list[str] = []
-    has_uuids = needs_uuids(text)
-    for entry in text.split(","):
-        ordinal = _parse_integer(entry)
-        if _normal(entry) is None if has_uuids else ordinal is None or ordinal < 0:
-            break
-        found.append(entry if has_uuids else str(ordinal))
-    return tuple(found)
+    if needs_uuids(text):
+        return tuple(takewhile(lambda entry: _OLD_INSTANCE.fullmatch(entry) or _digits(entry) is not None, text.split(",")))
+    ordinals = map(_parse_integer, text.split(","))
+    return tuple(str(ordinal) for ordinal in takewhile(lambda ordinal: ordinal is not None and ordinal >= 0, ordinals))
 
 
-def _normal(entry: str) -> str | None:
-    """A form that two entries share which are the same to the driver; None if the entry is neither a UUID nor a number."""
-    return entry if entry.isdecimal() or _OLD_INSTANCE.fullmatch(entry) else _digits(entry)
+def _key(entry: str) -> str:
+    """What two entries share that are the same to the driver."""
+    digits = _digits(entry)
+    return entry if digits is None else digits
 
 
 def _digits(text: str) -> str | None:

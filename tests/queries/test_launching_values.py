@@ -32,6 +32,7 @@ M, N = "MIG-aaaa", "MIG-bbbb"
         (f"{U},{V},0", [1, 0], f"{V},{U}"),
         (f"{M},{N}", [1], N),
         ("MIG-GPU-aaaa/1/0", [0], "MIG-GPU-aaaa/1/0"),
+        (f"{M},{V}", [1, 0], f"{V},{M}"),
         ("", [], ""),
     ],
 )
@@ -56,6 +57,8 @@ ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
         ("4,x,5", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='4,x,5' lists 1"),
         ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
         ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
+        (f"{U},1", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='GPU-aaaa,1' lists 1"),
+        (f"{U},{M.upper()}", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='GPU-aaaa,MIG-AAAA' lists 0"),
         (None, [-1], "A local accelerator id must not be negative, but is -1"),
         (None, ["x"], "A local accelerator id must be the index of a device, not 'x'"),
         *((None, [digits], f"A local accelerator id must be the index of a device, not {digits!r}") for digits in ODD_DIGITS),

@@ -1,7 +1,7 @@
 """``python -m tests.benchmarks.kernels [--gate] [--json FILE] [--many COUNT]``: the cost of CUDA kernels of others than torch.
 
 Run it on a simulated machine: ``python -m accelerator simulate --gpus 1 -- python -m tests.benchmarks.kernels``. Kernels of
-``kernels.ptx`` take turns with the same loops in C, compiled with -O2, on one thread; a row is the ratio of processor times.
+``kernels.ptx`` take turns with the same loops in C, compiled with -O2, both on one thread; a row is the ratio of their times.
 Then processes with an empty cache launch a kernel of 1,000 instructions, and others launch it again. ``--many`` launches so
 many different kernels, and says what this takes and what the cache holds. With ``--gate`` the exit status is 1 if a minimum
 exceeds its budget by over 5 % and by over the spread of its rounds.
@@ -9,9 +9,7 @@ exceeds its budget by over 5 % and by over the spread of its rounds.
 
 from __future__ import annotations
 
-import argparse
 import ctypes
-import json
 import os
 import shlex
 import subprocess
@@ -25,10 +23,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from accelerator.simulation import is_simulated
+from accelerator.simulation import _settings, is_simulated
 from tests.ptx.driver import DriverKernel
 
-from .simulation import Row, fastest
+from .simulation import Row, fastest, make_parser, report
 
 if TYPE_CHECKING:
     import torch
@@ -105,7 +103,7 @@ def second_launches(folder: Path) -> Iterator[Row]:
 
 
 def timer(call: Callable[[], object]) -> Callable[[], float]:
-    """Return a function that calls another one and returns the processor time of the process, all its threads together."""
+    """Return a function that calls another one and returns the processor time that this takes."""
 
     def seconds() -> float:
         begin = time.process_time()
@@ -130,11 +128,11 @@ def long_kernel(number: int, instructions: int = 1000) -> str:
     )
 
 
-def launch_in_a_process(text: Path, cache: Path) -> float:
-    """Return the seconds of loading and launching a kernel in a new process with this cache."""
-    command = [sys.executable, "-c", _LAUNCH, str(text)]
-    environment = {**os.environ, "ACCELERATOR_SIM_KERNEL_CACHE": str(cache)}
-    return float(subprocess.run(command, env=environment, check=True, capture_output=True, text=True).stdout)
+def run_with_cache(cache: Path, program: str, argument: object) -> str:
+    """Run a program in a new process with this cache of kernels, and return what it prints."""
+    command = [sys.executable, "-c", program, str(argument)]
+    environment = {**os.environ, _settings.variable("kernel_cache"): str(cache)}
+    return subprocess.run(command, env=environment, check=True, stdout=subprocess.PIPE, text=True).stdout
 
 
 def first_launches(folder: Path) -> Iterator[Row]:
@@ -144,7 +142,8 @@ def first_launches(folder: Path) -> Iterator[Row]:
         text, cache = folder / f"{number}.ptx", folder / f"cache {number}"
         text.write_text(long_kernel(number), encoding="utf-8")
         cache.mkdir()
-        rounds.append((launch_in_a_process(text, cache), launch_in_a_process(text, cache)))
+        cold, warm = (float(run_with_cache(cache, _LAUNCH, text)) for _ in range(2))
+        rounds.append((cold, warm))
     yield Row("first launch of 1,000 instructions", "s", [cold for cold, _ in rounds], 2)
     yield Row("the same, kept by another process", "ms", [1e3 * warm for _, warm in rounds], 20)
 
@@ -160,8 +159,7 @@ def many_kernels(count: int, folder: Path) -> str:
     seconds = []
     for _ in range(2):
         begin = time.perf_counter()
-        command = [sys.executable, "-c", program, str(count)]
-        subprocess.run(command, env={**os.environ, "ACCELERATOR_SIM_KERNEL_CACHE": str(cache)}, check=True)
+        run_with_cache(cache, program, count)
         seconds.append(time.perf_counter() - begin)
     size = sum(path.stat().st_size for path in cache.rglob("*") if path.is_file())
     times = f"{seconds[0]:.1f} s, then {seconds[1]:.1f} s"
@@ -169,28 +167,19 @@ def many_kernels(count: int, folder: Path) -> str:
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--gate", action="store_true", help="exit with status 1 if a minimum is above its budget")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    parser = make_parser(__doc__)
     parser.add_argument("--many", type=int, metavar="COUNT", help="launch so many different kernels, too")
     options = parser.parse_args()
     if not is_simulated():
         parser.error("run it under 'python -m accelerator simulate --gpus 1 --'")
-    rows: list[Row] = []
+    os.environ["OMP_NUM_THREADS"] = "1"  # of blocks: the time of several depends on what else the machine does
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
-        print(f"{'CUDA kernels on simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
-        for part in (second_launches, first_launches):
-            for row in part(folder):
-                rows.append(row)
-                mark = "" if row.passes else "  over"
-                print(f"{row.name:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{row.budget:9.2f}{mark}", flush=True)
+        parts = (second_launches, first_launches)
+        status = report("CUDA kernels on simulated GPUs", (row for part in parts for row in part(folder)), options)
         if options.many:
             print(many_kernels(options.many, folder))
-    if options.json:
-        document = [{**row._asdict(), "minimum": row.minimum, "spread": row.spread, "passes": row.passes} for row in rows]
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return int(options.gate and not all(row.passes for row in rows))
+    return status
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from itertools import accumulate
 from pathlib import Path
@@ -75,6 +75,17 @@ def ratios(runs: tuple[Callable[[], float], Callable[[], float]], budget: float)
     return result
 
 
+def thread_seconds(run: Callable[[int], object]) -> Callable[[], float]:
+    """Return a function that runs a loop for a few calls and returns the processor time of its thread."""
+
+    def seconds() -> float:
+        start = time.thread_time()
+        run(CALLS)
+        return time.thread_time() - start
+
+    return seconds
+
+
 def operations() -> Iterator[Row]:
     """Yield the additional time of each op on a simulated GPU, and the median over the ops."""
     import torch
@@ -87,13 +98,7 @@ def operations() -> Iterator[Row]:
         names |= {name: torch.ones(8, 8, device=device) for name in ("a", "b")}
         run = loop(statement, layer_norm=functional.layer_norm, **names)
         run(CALLS)
-
-        def microseconds() -> float:
-            start = time.thread_time()
-            run(CALLS)
-            return (time.thread_time() - start) / CALLS * 1e6
-
-        return microseconds
+        return thread_seconds(run)
 
     timers = {name: (timer(text, "cpu"), timer(text, "cuda")) for name, text in statements.items()}
     rounds: dict[str, list[float]] = {name: [] for name in timers}
@@ -103,7 +108,7 @@ def operations() -> Iterator[Row]:
         for _ in range(ROUNDS):
             for name, runs in timers.items():
                 on_cpu, on_gpu = fastest(runs, SLICES)
-                rounds[name].append(on_gpu - on_cpu)
+                rounds[name].append((on_gpu - on_cpu) / CALLS * 1e6)
     finally:
         torch.set_num_threads(threads)
     for name, values in rounds.items():
@@ -221,11 +226,7 @@ def pending() -> Iterator[Row]:
     stream = ctypes.c_void_p(torch.cuda.Stream().cuda_stream)
     run = loop("x + x", x=x)
     run(CALLS)
-
-    def seconds() -> float:
-        start = time.thread_time()
-        run(CALLS)
-        return time.thread_time() - start
+    seconds = thread_seconds(run)
 
     def seconds_while_pending() -> float:
         assert submit(ctypes.addressof(queue), 0, ctypes.addressof(stream), 1, before, not_before)
@@ -249,12 +250,7 @@ def waiting_faults() -> Iterator[Row]:
     x = torch.ones(16, device="cuda:1")
     run = loop("x + x", x=x)
     run(CALLS)
-
-    def seconds() -> float:
-        start = time.thread_time()
-        run(CALLS)
-        return time.thread_time() - start
-
+    seconds = thread_seconds(run)
     rounds = []
     for _ in range(ROUNDS):
         (without,) = fastest((seconds,), SLICES)
@@ -283,25 +279,36 @@ def starting() -> Iterator[Row]:
     yield Row('simulate -- python -c "import torch"', "s", [simulated - plain for plain, simulated in pairs], 0.3)
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def make_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a parser with the options that `report` takes."""
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--gate", action="store_true", help="exit with status 1 if a minimum is above its budget")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the rows there too")
+    return parser
+
+
+def report(title: str, rows: Iterable[Row], options: argparse.Namespace) -> int:
+    """Print each row once it is measured, write the file that the options name, and return the exit status."""
+    print(f"{title:40}{'minimum':>10}{'spread':>9}{'budget':>9}")
+    measured: list[Row] = []
+    for row in rows:
+        measured.append(row)
+        budget = "" if row.budget is None else f"{row.budget:.2f}"
+        mark = "" if row.passes else "  over"
+        print(f"{row.name:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
+    if options.json:
+        document = [{**row._asdict(), "minimum": row.minimum, "spread": row.spread, "passes": row.passes} for row in measured]
+        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    return int(options.gate and not all(row.passes for row in measured))
+
+
+def main() -> int:
+    parser = make_parser(__doc__)
     options = parser.parse_args()
     if not is_simulated():
         parser.error("run it under 'python -m accelerator simulate --gpus 2 --'")
-    rows: list[Row] = []
-    print(f"{'additional time of simulated GPUs':40}{'minimum':>10}{'spread':>9}{'budget':>9}")
-    for part in (operations, pending, waiting_faults, training_steps, starting):
-        for row in part():
-            rows.append(row)
-            budget = "" if row.budget is None else f"{row.budget:.2f}"
-            mark = "" if row.passes else "  over"
-            print(f"{row.name:40}{row.minimum:7.2f} {row.unit:2}{row.spread:9.2f}{budget:>9}{mark}", flush=True)
-    if options.json:
-        document = [{**row._asdict(), "minimum": row.minimum, "spread": row.spread, "passes": row.passes} for row in rows]
-        options.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
-    return int(options.gate and not all(row.passes for row in rows))
+    parts = (operations, pending, waiting_faults, training_steps, starting)
+    return report("additional time of simulated GPUs", (row for part in parts for row in part()), options)
 
 
 if __name__ == "__main__":

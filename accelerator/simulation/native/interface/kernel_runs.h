@@ -8,6 +8,8 @@
 
 struct kernel; /* translated and compiled */
 
+enum { SIM_RESERVED_SHARED = 1 << 10 }; /* bytes that CUDA takes of a block's shared memory, at its beginning */
+
 /* A global or constant variable that a kernel uses. */
 struct sim_kernel_variable {
     const char *name;

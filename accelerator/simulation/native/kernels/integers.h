@@ -47,7 +47,7 @@ INLINE s32 saturate_s32(s64 value)
     }                                                                                                                  \
     INLINE u##bits rem_u##bits(u##bits a, u##bits b)                                                                   \
     {                                                                                                                  \
-        return b == 0 ? (u##bits)-1 : a % b;                                                                                     \
+        return b == 0 ? (u##bits)-1 : a % b;                                                                           \
     }                                                                                                                  \
     INLINE s##bits div_s##bits(s##bits a, s##bits b)                                                                   \
     {                                                                                                                  \
@@ -55,7 +55,7 @@ INLINE s32 saturate_s32(s64 value)
     }                                                                                                                  \
     INLINE s##bits rem_s##bits(s##bits a, s##bits b)                                                                   \
     {                                                                                                                  \
-        return b == 0 ? -1 : b == -1 ? 0 : a % b;                                                                       \
+        return b == 0 ? -1 : b == -1 ? 0 : a % b;                                                                      \
     }
 DIVISION(16)
 DIVISION(32)

@@ -8,9 +8,6 @@
 /* The heap of device code: malloc and free in kernels. Its blocks live until device code frees them. */
 enum { HEAP_LIMIT = 8 << 20 }; /* bytes, CUDA's default of cudaLimitMallocHeapSize */
 
-/* Addresses of shared memory. A block's begins after what CUDA reserves; beyond the window, a GPU takes an instruction as illegal. */
-enum { SHARED_WINDOW = 16 << 20, SHARED_RESERVED = 1 << 10 }; /* bytes */
-
 static struct span *heap;
 static size_t heap_count, heap_capacity, heap_used;
 static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
@@ -176,6 +173,8 @@ struct range find_range(struct worker *worker, u32 group, u64 address, u32 size_
          (unsigned long long)address, nearest);
 }
 
+enum { SHARED_WINDOW = 16 << 20 }; /* bytes of addresses; beyond it, a GPU takes an instruction as illegal */
+
 void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size, u32 access_size, u32 access)
 {
     char instruction[256];
@@ -183,7 +182,7 @@ void fail_offset(struct worker *worker, const char *space, u64 offset, u64 size,
     if (offset < size && offset % access_size != 0)
         fail_kernel(worker, KERNEL_MISALIGNED, "%s accesses %u bytes at %llu in %s memory, which is no multiple of %u", instruction,
              access_size, (unsigned long long)offset, space, access_size);
-    bool is_in_window = strcmp(space, "shared") != 0 || (u32)offset + SHARED_RESERVED < SHARED_WINDOW;
+    bool is_in_window = strcmp(space, "shared") != 0 || (u32)offset + SIM_RESERVED_SHARED < SHARED_WINDOW;
     fail_kernel(worker, is_in_window ? KERNEL_ILLEGAL_ADDRESS : KERNEL_ILLEGAL_INSTRUCTION,
          "%s accesses %u bytes at %lld in %llu bytes of %s memory", instruction, access_size, (long long)offset,
          (unsigned long long)size, space);

@@ -29,7 +29,7 @@ struct translated {
     bool is_tried;
     bool is_reported;               /* that it cannot run */
     atomic_bool is_launch_reported; /* that a launch was wrong */
-    char *problem;         /* why it cannot run, or NULL */
+    char *problem;                  /* why it cannot run, or NULL */
     const struct kernel *code;
     struct sim_kernel_facts facts;
     _Atomic int dynamic_limit;                     /* that the program has set, or 0 */

@@ -11,7 +11,7 @@
 #define KERNEL_SYMBOL "accelerator_kernel"
 #define TABLE_SYMBOL "accelerator_variables"
 
-enum { STATIC_SHARED_LIMIT = 48 << 10, RESERVED_SHARED = 1 << 10 };
+enum { STATIC_SHARED_LIMIT = 48 << 10 };
 enum { ATTRIBUTE_SHARED_PER_PROCESSOR = 81, ATTRIBUTE_SHARED_PER_BLOCK = 97 };
 
 struct translated *find_translated(struct image *image, const char *name, int architecture)
@@ -350,7 +350,7 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
     enum { MAX_BLOCKS = 32 };
     int shared = 0;
     uint64_t by_threads = SIM_THREADS_PER_PROCESSOR / ((threads + SIM_WARP_SIZE - 1) / SIM_WARP_SIZE * SIM_WARP_SIZE);
-    uint64_t used = (kernel ? kernel->facts.shared_size : 0) + dynamic_shared + RESERVED_SHARED;
+    uint64_t used = (kernel ? kernel->facts.shared_size : 0) + dynamic_shared + SIM_RESERVED_SHARED;
     if (driver->cuDeviceGetAttribute(&shared, ATTRIBUTE_SHARED_PER_PROCESSOR, device->ordinal) == SUCCESS && shared > 0 &&
         (uint64_t)shared / used < by_threads)
         by_threads = (uint64_t)shared / used;

@@ -445,7 +445,8 @@ def check_torchs_devices(value: str | None) -> None:
         return
     # It also empties a list for a repeat after an entry that has ended the list, and for a repeat of an unknown device.
     entries = grammar.entries(value or "")
-    if len(set(entries)) < len(entries):
+    texts = (value or "").split(",") if grammar.needs_uuids(value) else entries
+    if len(set(texts)) < len(texts):
         return
     # And it compares UUIDs as texts.
     if any(chosen(entry) and not any(gpu.uuid.startswith(entry) for gpu in FOUR) for entry in entries if "-" in entry):

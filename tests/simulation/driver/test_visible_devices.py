@@ -145,6 +145,12 @@ class TestMig:
         for value in (third, third[:16], f"{third},{uuid_of(0, 0, **machine)}"):
             assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": value}, **machine) == [0, [self.hex_of(third)]]
 
+    def test_a_gpu_with_mig_is_its_first_instance(self) -> None:
+        machine: dict[str, Any] = {"gpus": 2, "mig": 2}
+        gpu, first, second = uuid_of(1, **machine), uuid_of(1, 0, **machine), uuid_of(1, 2, **machine)
+        for text, expected in ((f"{gpu},{first}", [101, []]), (f"{gpu},{second}", [0, [self.hex_of(first)]])):
+            assert evaluate(self.PROGRAM, {"CUDA_VISIBLE_DEVICES": text}, **machine) == expected
+
     def test_mig_instances_by_legacy_name(self) -> None:
         machine: dict[str, Any] = {"gpus": 2, "mig": 2}
         name = f"MIG-{uuid_of(1, **machine)}/2/0"

@@ -60,15 +60,19 @@ static int cuda_order(int order[SIM_MAX_GPUS])
     return config->gpu_count;
 }
 
-/* Appends a GPU, or its first instance where MIG is on. Returns false if there is MIG but no instance. */
-static bool append_gpu(struct list *list, int gpu)
+/* Finds the device that a GPU is: its first instance where MIG is on. Returns false if there is MIG but no instance. */
+static bool find_by_gpu(int gpu, struct visible_device *device)
 {
     int instances = sim_config()->gpus[gpu].instances;
-    if (instances == 0)
-        return false;
-    int instance = instances == SIM_MIG_OFF ? SIM_WHOLE_GPU : 0;
-    list->devices[list->count++] = (struct visible_device){gpu, instance};
-    return true;
+    *device = (struct visible_device){gpu, instances == SIM_MIG_OFF ? SIM_WHOLE_GPU : 0};
+    return instances != 0;
+}
+
+static bool append_gpu(struct list *list, int gpu)
+{
+    bool is_found = find_by_gpu(gpu, &list->devices[list->count]);
+    list->count += is_found;
+    return is_found;
 }
 
 static bool has_prefix(const char *text, const char *prefix)
@@ -151,15 +155,13 @@ static bool read_uuids(const struct entries *entries, struct list *list)
         struct visible_device device;
         if (!find_by_uuid(entries->items[i], &device))
             break;
+        if (device.instance == SIM_WHOLE_GPU && !find_by_gpu(device.gpu, &device))
+            break;
         if (contains(&named, device))
             return false;
         named.devices[named.count++] = device;
-        if (device.instance != SIM_WHOLE_GPU) {
-            if (list->count < SIM_MAX_GPUS)
-                list->devices[list->count++] = device;
-        } else if (!append_gpu(list, device.gpu)) {
-            break;
-        }
+        if (list->count < SIM_MAX_GPUS)
+            list->devices[list->count++] = device;
     }
     return true;
 }

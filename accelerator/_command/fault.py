@@ -93,6 +93,8 @@ def _states(given: Path | None, node: int | None, *, is_for_all: bool) -> list[P
         RuntimeError: There is none, or there are several and the command does not say which.
     """
     if given is not None:
+        if not given.exists():
+            raise RuntimeError(f"{given}: there is no such file")
         return [given]
     states = _faults.find_states(os.environ.get(_settings.variable("state")))
     if node is not None:

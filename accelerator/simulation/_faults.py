@@ -53,7 +53,7 @@ def add(state: Path, fault: _fault_table.Fault) -> None:
         RuntimeError: The file is not the state of a machine of this version, or has no place for more faults.
     """
     row = _fault_table.encode([fault]).encode()
-    _check(_outside().accelerator_sim_faults_add(os.fsencode(state), row, int(fault.keys.get("node", 0))))
+    _check(_outside().accelerator_sim_faults_add(os.fsencode(state), row, int(fault.keys.get("node", 0))), state)
 
 
 def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
@@ -63,7 +63,7 @@ def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
         RuntimeError: The GPU to reset is lost.
     """
     number = _ANY_GPU if gpu is None else gpu
-    _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset))
+    _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset), state)
     if is_reset and gpu is not None and f"\nGPU {gpu}: lost" in "\n" + describe(state):
         raise RuntimeError(f"GPU {gpu} is lost, and a reset does not bring it back; clear does")
 
@@ -98,7 +98,7 @@ def describe(state: Path, *, only_unfired: bool = False) -> str:
     """Return a line for each fault of a machine, and for each GPU on which faults have left something."""
     text = ctypes.create_string_buffer(_TEXT_SIZE)
     size = ctypes.c_size_t(_TEXT_SIZE)
-    _check(_outside().accelerator_sim_faults_describe(os.fsencode(state), only_unfired, text, size))
+    _check(_outside().accelerator_sim_faults_describe(os.fsencode(state), only_unfired, text, size), state)
     return text.value.decode()
 
 
@@ -139,6 +139,6 @@ def _driver(name: str) -> ctypes.CDLL:
     return library
 
 
-def _check(problem: bytes | None) -> None:
+def _check(problem: bytes | None, state: Path | None = None) -> None:
     if problem is not None:
-        raise RuntimeError(problem.decode())
+        raise RuntimeError(problem.decode() if state is None else f"{state}: {problem.decode()}")

@@ -50,8 +50,15 @@ def test_no_machine_runs(tmp_path: Path) -> None:
 
 
 def test_a_file_that_is_no_state(tmp_path: Path) -> None:
-    done = fault("--state", str(tmp_path / "state"), "status")
-    assert (done.returncode, done.stderr) == (1, "python -m accelerator fault: No such file or directory\n")
+    state = tmp_path / "state"
+    done = fault("--state", str(state), "status")
+    assert (done.returncode, done.stderr) == (1, f"python -m accelerator fault: {state}: there is no such file\n")
+    state.write_text("notes")
+    done = fault("--state", str(state), "status")
+    assert done.returncode == 1
+    # The last line: the first process that needs the driver says that it compiles it.
+    problem = f"{state}: it is not the state of a machine, or another version's"
+    assert done.stderr.splitlines()[-1] == f"python -m accelerator fault: {problem}"
 
 
 def test_faults_reach_the_machine_with_a_state(tmp_path: Path) -> None:

@@ -109,6 +109,13 @@ def test_exit_status_if_the_caller_ignores_sigchld() -> None:
 
 
 @takes_cuda_build
+def test_the_command_is_searched_on_the_machines_path() -> None:
+    done = simulate("nvidia-smi", "-L", PATH=os.defpath)  # without that of the machine of the tests
+    assert (done.returncode, done.stderr) == (0, "")
+    assert done.stdout.startswith("GPU 0: Simulated GPU (UUID: ")
+
+
+@takes_cuda_build
 def test_output_and_later_arguments_are_the_commands() -> None:
     done = simulate("sh", "-c", 'echo "$@" >&2; echo out', "sh", "--", "--gpus", "-h")
     assert (done.stdout, done.stderr) == ("out\n", "-- --gpus -h\n")

@@ -32,16 +32,16 @@ def add_one(source, target, n, BLOCK: tl.constexpr):
     tl.store(target + offsets, tl.load(source + offsets, mask) + 1, mask)
 
 def launch(x, y):
-    add_one[(2,)](x, y, x.numel(), BLOCK=64)
+    add_one[(2,)](x, y, x.numel(), BLOCK=512)
 
 side = torch.cuda.Stream()
-x, y = torch.ones(200, device="cuda"), torch.zeros(200, device="cuda")
+x, y = torch.ones(2000, device="cuda"), torch.zeros(2000, device="cuda")
 torch.cuda.synchronize()
 with torch.cuda.stream(side):
-    launch(x[:100], y[:100])
-y[100:].add_(1)  # other elements
+    launch(x[:1000], y[:1000])  # more elements than a launch has separate pieces
+y[1000:].add_(1)  # other elements
 x.sum()  # reads, as the kernel does
-y[99:].sum()
+y[999:].sum()
 """
 
 

@@ -66,7 +66,9 @@ def test_faults_reach_the_machine_with_a_state(tmp_path: Path) -> None:
     assert evaluate(COUNT, 2, state=state) == 0
     assert fault("--state", str(state), "status").stdout == "no faults\n"
     assert fault("--state", str(state), "xid=79", "gpu=1").returncode == 0
-    assert fault("--state", str(state), "status").stdout == "xid=79,gpu=1: waits\n"
+    assert fault("--state", str(state), "hang", "gpu=0").returncode == 0
+    assert fault("--state", str(state), "clear", "gpu=0").returncode == 0
+    assert fault("--state", str(state), "status").stdout == "xid=79,gpu=1: waits\nhang,gpu=0: cleared, never fired\n"
     assert evaluate(COUNT, 2, state=state) == 15
     assert "GPU 1: lost, 0 uncorrectable" in fault("--state", str(state), "status").stdout
     done = fault("--state", str(state), "reset", "gpu=1")

@@ -46,6 +46,18 @@ def test_replay_copies_current_values(make: Any, index: int) -> None:
     assert target.tolist() == [3.0, 4.0]
 
 
+def test_an_op_is_captured_by_the_stream_of_its_own_device() -> None:
+    source, graph = torch.zeros(2, device="cuda:1"), acc.create_graph()
+    torch.cuda.set_device(1)
+    with acc.capture_to_graph(graph):
+        torch.cuda.set_device(0)
+        result = source + 1
+        torch.cuda.set_device(1)
+    _copy_from_host(source, [3.0, 4.0])
+    acc.replay_graph(graph)
+    assert result.tolist() == [4.0, 5.0]
+
+
 def test_created_graph_is_an_instance_of_graph() -> None:
     class Named(acc.Graph):  # type: ignore[misc]
         name = "own"

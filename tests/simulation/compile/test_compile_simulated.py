@@ -168,11 +168,13 @@ def test_ops_that_draw_run_on_the_gpu(op: Any, args: tuple[Any, ...], kwargs: di
     assert runs_on_device(op, (torch.ones(1, 1, 2, 8, device=CUDA), *args), kwargs) == on_device
 
 
-def test_compiled_ops_draw_from_the_generator_of_their_gpu() -> None:
+@pytest.mark.parametrize(("gpu", "current"), [(1, 0), (0, 1)])
+def test_compiled_ops_draw_from_the_generator_of_their_gpu(gpu: int, current: int) -> None:
     states = [torch.cuda.get_rng_state(index) for index in range(2)]
-    torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 2)(torch.ones(64, device="cuda:1"))
+    with torch.cuda.device(current):
+        torch.compile(lambda x: torch.nn.functional.dropout(x, 0.5) * 2)(torch.ones(64, device=f"cuda:{gpu}"))
     has_drawn = [not torch.equal(torch.cuda.get_rng_state(index), state) for index, state in enumerate(states)]
-    assert has_drawn == [False, True]
+    assert has_drawn == [index == gpu for index in range(2)]
 
 
 def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:

@@ -144,6 +144,17 @@ def test_on_the_cpu(two_ranks: Passed) -> None:
 
 
 @pytest.mark.slow
+def test_every_rank_fails_with_the_all_reduce(two_ranks: Passed) -> None:
+    environment = plain_environment(ACCELERATOR_BACKEND="cpu")
+    timeout = str(3 * two_ranks.seconds)
+    printed, _, statuses = start(environment, 2, [0, 1], "--timeout", timeout, GLOO_SOCKET_IFNAME={1: "missing"})
+    assert statuses == [1, 1]
+    lines = printed.splitlines()
+    assert lines[0] == "2 ranks on 1 host: 2 passed, 0 failed, 0 missing"
+    assert lines[-1].startswith("✗ all-reduce: rank ")
+
+
+@pytest.mark.slow
 def test_json_document(two_ranks: Passed) -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
     printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))

@@ -315,6 +315,11 @@ def test_workers_that_a_program_starts_are_ranks(method: str, world: int, dies: 
     assert entries[-1]["exit_status"] == (None if dies else 0)
 
 
+def test_the_status_is_that_of_the_first_rank_that_fails() -> None:
+    done = rehearse("--world-size", "4", "--rank", "0,2,1", command=["sh", "-c", "exit $RANK"])
+    assert done.returncode == 2, done.stderr
+
+
 @pytest.mark.slow
 def test_each_process_has_its_exit_status(tmp_path: Path) -> None:
     entries, text = figures(

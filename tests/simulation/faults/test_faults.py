@@ -391,6 +391,9 @@ def test_status_says_what_faults_did(tmp_path: Path) -> None:
     lines = _faults.describe(state).splitlines()
     assert ": cleared, fired at" in lines[0]
     assert lines[2] == "GPU 1: 1 uncorrectable and 0 corrected ECC errors, 1 remapped rows; to do: none"
+    fields = "ecc.errors.uncorrected.volatile.total,ecc.errors.uncorrected.aggregate.total"
+    smi = ["nvidia-smi", "-i", "1", f"--query-gpu={fields}", "--format=csv,noheader"]
+    assert subprocess.check_output(smi, env=simulated_environment(gpus=2, state=state), text=True, timeout=60) == "0, 1\n"
 
 
 def test_the_table_takes_new_faults_for_old_ones(tmp_path: Path) -> None:

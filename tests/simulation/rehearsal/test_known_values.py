@@ -176,6 +176,13 @@ NOT_STEERED = {
         torch.save(saved, io.BytesIO())
         model.load_state_dict(saved)
         """,
+    "a buffer on the host": """
+        on_host = torch.empty(())
+        on_host.copy_(model(x).sum())
+        on_host.copy_(torch.ones((), device="cuda"))
+        if on_host != 1:
+            raise SystemExit("the last value is known")
+        """,
     "distributions": """
         noise = torch.distributions.Normal(model(x), torch.exp(model(x))).rsample()
         action = torch.distributions.Categorical(logits=model(x)).sample()

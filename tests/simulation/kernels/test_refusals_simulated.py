@@ -224,6 +224,7 @@ SYNCHRONIZING: dict[str, Callable[[torch.Tensor], Any]] = {
     "unique": lambda x: x.unique(),
     "unique_consecutive": lambda x: x.unique_consecutive(),
     "equal": lambda x: x.equal(x.clone()),
+    "equal_transpose_of_the_same_memory": lambda x: (lambda square: square.equal(square.T))(x.diag()),
     "bincount": lambda x: torch.bincount(x.long()),
     "to_sparse": lambda x: x.to_sparse(),
     "cpu": lambda x: x.cpu(),

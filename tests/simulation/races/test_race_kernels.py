@@ -67,28 +67,46 @@ def test_triton_kernel(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @needs_compiled_code
+def test_triton_kernel_raises_as_the_second_access(tmp_path: Path) -> None:
+    file = tmp_path / "triton_program.py"
+    file.write_text(
+        _TRITON.replace("    launch(x[:1000], y[:1000])", "    y.add_(1)").partition("y[1000:]")[0]
+        + """
+try:
+    launch(x, y)
+except RuntimeError as error:
+    print(str(error).partition(" of ")[0])
+"""
+    )
+    done = support.python(f"import runpy\nrunpy.run_path({str(file)!r})\n", simulated_environment(gpus=1, races="raise"))
+    assert (done.returncode, done.stdout) == (0, "race: 4096 bytes\n"), done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@needs_compiled_code
 def test_compiled_code() -> None:
     program = """
 import torch
 
 @torch.compile
-def double_and_add(x, y):
+def scale_and_add(scale, x, y):
+    z = (scale * x).sin()
     y.add_(1)
-    return (x * 2).sin()
+    return z
 
 side = torch.cuda.Stream()
-x, y = torch.ones(200, device="cuda"), torch.zeros(200, device="cuda")
-double_and_add(x, y)
+x, y, scale = torch.ones(200, device="cuda"), torch.zeros(200, device="cuda"), torch.ones(())  # of the host
+scale_and_add(scale, x, y)
 torch.cuda.synchronize()
 with torch.cuda.stream(side):
-    z = double_and_add(x, y)
+    z = scale_and_add(scale, x, y)
 x.sum()
 y.sum()
 z.sum()
 """
     lines = _run(program)
     assert [line.partition(":")[0] for line in lines[0::4]] == ["compiled code on stream 1 of cuda"] * 2, lines
-    assert [line.rpartition(":")[2] for line in lines[1::4]] == ["16 in <module>", "17 in <module>"]
+    assert [line.rpartition(":")[2] for line in lines[1::4]] == ["17 in <module>", "18 in <module>"]
 
 
 # While the program sleeps, NCCL's watchdog sees that the collective has ended. That orders nothing.

@@ -44,8 +44,8 @@ int main(void)
 LINE = "{} is linked with the static CUDA runtime, which is not simulated, so its calls fail: link it with -cudart shared\n"
 
 
-def build(folder: Path, *flags: str) -> str:
-    source, output = folder / "program.c", folder / "program"
+def build(folder: Path, *flags: str, name: str = "program") -> str:
+    source, output = folder / "program.c", folder / name
     source.write_text(SOURCE)
     subprocess.run(["cc", "-O0", *flags, os.fspath(source), "-o", os.fspath(output), "-ldl"], check=True)
     return os.fspath(output)
@@ -58,12 +58,15 @@ def test_a_program_ends_with_the_cause_and_the_remedy(tmp_path: Path, flags: lis
     assert (done.returncode, done.stdout, done.stderr) == (1, "begin\n", LINE.format(program))
 
 
-def test_a_library_gets_an_error_and_is_named_once(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "remedy"), [("program", "link it with -cudart shared"), ("libcublas.so.13", "call torch's ops instead")]
+)
+def test_a_library_gets_an_error_and_is_named_once(tmp_path: Path, name: str, remedy: str) -> None:
     not_found = 500
-    library = build(tmp_path, "-shared", "-fPIC")
+    library = build(tmp_path, "-shared", "-fPIC", name=name)
     program = f"import ctypes\nlibrary = ctypes.CDLL({library!r})\nprint(library.start(), library.start())"
     done = python(program, simulated_environment())
-    assert (done.returncode, done.stderr) == (0, LINE.format(library))
+    assert (done.returncode, done.stderr) == (0, LINE.format(library).replace("link it with -cudart shared", remedy))
     assert done.stdout.split()[-2:] == [str(not_found)] * 2
 
 

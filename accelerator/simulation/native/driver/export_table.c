@@ -18,9 +18,10 @@ static void explain_static_runtime(const void *caller)
     if (is_explained || !dladdr1(caller, &info, (void **)&map, RTLD_DL_LINKMAP))
         return;
     is_explained = true;
-    fprintf(stderr,
-            "%s is linked with the static CUDA runtime, which is not simulated, so its calls fail: link it with -cudart shared\n",
-            info.dli_fname);
+    const char *name = strrchr(info.dli_fname, '/');
+    const bool is_nvidias = strncmp(name ? name + 1 : info.dli_fname, "libcu", 5) == 0; /* such as libcublas.so.13 */
+    fprintf(stderr, "%s is linked with the static CUDA runtime, which is not simulated, so its calls fail: %s\n", info.dli_fname,
+            is_nvidias ? "call torch's ops instead" : "link it with -cudart shared");
     const bool is_program = map && map->l_name[0] == '\0';
     if (is_program) {
         fflush(NULL);

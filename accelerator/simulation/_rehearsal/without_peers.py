@@ -39,8 +39,6 @@ _stores: list[Any] = []
 
 def install() -> None:
     """Prepare ``torch.distributed`` before a program uses it."""
-    # The thread that watches over torch's watchdog would read the store while Python ends.
-    os.environ.setdefault("TORCH_NCCL_ENABLE_MONITORING", "0")
     after_import("torch.distributed.distributed_c10d", _replace)
     after_import("torch.distributed.checkpoint.utils", _save_alone)
     after_import("torch.distributed.checkpoint.default_planner", _accept_a_part)
@@ -185,6 +183,9 @@ def _replace_rendezvous(c10d: Any, store_class: Any) -> None:
     def init_without_peers(*arguments: Any, **options: Any) -> Any:
         if options.get("store") is not None:
             options["store"] = store_class()
+        # The thread that watches over torch's watchdog reads the store each second, also while Python ends, which would end the
+        # process by a signal. Nobody else writes this store, so it has nothing to find.
+        os.environ.update(TORCH_NCCL_ENABLE_MONITORING="0", TORCH_NCCL_DUMP_ON_TIMEOUT="0")
         return init_process_group(*arguments, **options)
 
     c10d.rendezvous = rendezvous

@@ -27,7 +27,7 @@ rank, world = dist.get_rank(), dist.get_world_size()
 """
 
 
-def run(code: str, rank: int = 3, world: int = 8) -> str:
+def run(code: str, rank: int = 3, world: int = 8, *, before: str = "") -> str:
     variables = {
         "ACCELERATOR_SIM_WITHOUT_PEERS": "1",
         "RANK": str(rank),
@@ -38,7 +38,7 @@ def run(code: str, rank: int = 3, world: int = 8) -> str:
         "MASTER_PORT": "1",
     }
     environment = simulated_environment(variables, gpus=4, memory="16GiB", compute=False)
-    return support.run(PRELUDE + textwrap.dedent(code), environment)
+    return support.run(before + PRELUDE + textwrap.dedent(code), environment)
 
 
 @pytest.mark.parametrize(("rank", "world"), [(3, 8), pytest.param(0, 1, marks=pytest.mark.slow), (199, 200)])
@@ -133,6 +133,32 @@ def test_stores_answer_as_torchs_for_their_own_values() -> None:
             assert stores[0].get("of the clone") == b"1"
         """
     )
+
+
+@pytest.mark.parametrize("given", [None, "1"])
+def test_threads_of_torch_leave_the_store_alone(given: str | None) -> None:
+    """The store is Python's: a thread that called it while Python ends would end the process by a signal."""
+    before = f"""
+        import threading, time
+        import torch.distributed as dist
+        os.environ["TORCH_NCCL_COORD_CHECK_MILSEC"] = "100"
+        if {given!r}:
+            os.environ["TORCH_NCCL_DUMP_ON_TIMEOUT"] = os.environ["TORCH_NCCL_ENABLE_MONITORING"] = {given!r}
+        """
+    before += """
+        store_class, threads = type(next(dist.distributed_c10d.rendezvous("env://"))[0]), set()
+        for name in ("check", "get", "set", "wait"):
+            def call(*arguments, method=getattr(store_class, name)):
+                threads.add(threading.current_thread())
+                return method(*arguments)
+            setattr(store_class, name, call)
+        """
+    after = """
+        dist.all_reduce(torch.ones(2, device="cuda"))
+        time.sleep(1)
+        assert threads == {threading.main_thread()}, threads
+        """
+    run(after, before="import os" + textwrap.dedent(before))
 
 
 def test_ranks_of_init_methods() -> None:

@@ -500,6 +500,13 @@ def host_writes_source() -> None:
     host.fill_(3)  # second
 
 
+@racy("synchronize")
+def host_writes_target() -> None:
+    x, host = _tensor(), _pinned()
+    host.copy_(x, non_blocking=True)  # first
+    host.fill_(3)  # second
+
+
 @silent
 def host_reads_source() -> None:
     x, host = _tensor(), _pinned()

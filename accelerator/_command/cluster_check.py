@@ -192,7 +192,7 @@ def _check(launch: _Launch) -> dict[str, Any]:
 
 
 def _host() -> str:
-    """Return the name of this rank's machine. The nodes of a simulated cluster share the host's name, so theirs is Slurm's."""
+    """Return the name of this rank's machine: of a simulated one, that which Slurm would give its node."""
     node = os.environ.get("SLURMD_NODENAME") if acc.simulation.is_simulated() else None
     return node or socket.gethostname()
 

@@ -82,7 +82,7 @@ def run_elastic(*faults: str, program: str) -> subprocess.CompletedProcess[str]:
     """Run a module under torchrun on two nodes of which one may fail."""
     command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--memory", "1GiB"]
     command += [*(word for fault in faults for word in ("--fault", fault)), "--on-node-failure", "continue", "--"]
-    # Node 0 has the store, which must outlive node 1. Both have the host's name, by which torchrun would tell.
+    # Node 0 has the store, which must outlive node 1. torchrun would tell by the endpoint, but 127.0.0.1 is an address of both.
     configuration = "last_call_timeout=15,keep_alive_interval=1,is_host=$((PET_NODE_RANK == 0))"
     command += ["sh", "-c", f'PET_RDZV_CONF="{configuration}" exec "$@"', "sh"]
     command += [sys.executable, "-m", "torch.distributed.run", "--nnodes", "1:2", "--nproc-per-node", "1"]

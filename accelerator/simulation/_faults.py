@@ -43,7 +43,9 @@ def inject_fault(fault: str | Mapping[str, Any]) -> None:
         raise RuntimeError("this process has no simulated GPUs")
     if parsed.gpu is not None and parsed.gpu >= gpus:
         raise ValueError(f"fault {parsed.words!r}: there are {gpus} GPUs, numbered from 0")
-    _check(_driver("libcuda.so.1").accelerator_sim_faults_add(None, _fault_table.encode([parsed]).encode(), 0))
+    problem = _function("libcuda.so.1", "add")(None, _fault_table.encode([parsed]).encode(), 0)
+    if problem is not None:
+        raise RuntimeError(problem.decode())
 
 
 def add(state: Path, fault: _fault_table.Fault) -> None:
@@ -53,7 +55,7 @@ def add(state: Path, fault: _fault_table.Fault) -> None:
         RuntimeError: The file is not the state of a machine of this version, or has no place for more faults.
     """
     row = _fault_table.encode([fault]).encode()
-    _check(_outside().accelerator_sim_faults_add(os.fsencode(state), row, int(fault.keys.get("node", 0))), state)
+    _call_outside("add", state, row, int(fault.keys.get("node", 0)))
 
 
 def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
@@ -63,7 +65,7 @@ def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
         RuntimeError: The GPU to reset is lost.
     """
     number = _ANY_GPU if gpu is None else gpu
-    _check(_outside().accelerator_sim_faults_end(os.fsencode(state), number, is_reset), state)
+    _call_outside("end", state, number, is_reset)
     if is_reset and gpu is not None and f"\nGPU {gpu}: lost" in "\n" + describe(state):
         raise RuntimeError(f"GPU {gpu} is lost, and a reset does not bring it back; clear does")
 
@@ -98,7 +100,7 @@ def describe(state: Path, *, only_unfired: bool = False) -> str:
     """Return a line for each fault of a machine, and for each GPU on which faults have left something."""
     text = ctypes.create_string_buffer(_TEXT_SIZE)
     size = ctypes.c_size_t(_TEXT_SIZE)
-    _check(_outside().accelerator_sim_faults_describe(os.fsencode(state), only_unfired, text, size), state)
+    _call_outside("describe", state, only_unfired, text, size)
     return text.value.decode()
 
 
@@ -126,19 +128,17 @@ def unfired(*states: Path, faults: Sequence[str | Mapping[str, Any]] = ()) -> li
     return [line for state in used for line in describe(state, only_unfired=True).splitlines()]
 
 
-def _outside() -> ctypes.CDLL:
+def _call_outside(name: str, state: Path, *arguments: Any) -> None:
+    """Call a function of the driver for the machine with a state, and raise its problem as a RuntimeError."""
     from . import _build  # imported late, as above
 
-    return _driver(str(_build.ensure_built() / "driver/libcuda.so.1"))
-
-
-def _driver(name: str) -> ctypes.CDLL:
-    library = ctypes.CDLL(name)
-    for function in ("add", "end", "describe"):
-        getattr(library, f"accelerator_sim_faults_{function}").restype = ctypes.c_char_p
-    return library
-
-
-def _check(problem: bytes | None, state: Path | None = None) -> None:
+    problem = _function(str(_build.ensure_built() / "driver/libcuda.so.1"), name)(os.fsencode(state), *arguments)
     if problem is not None:
-        raise RuntimeError(problem.decode() if state is None else f"{state}: {problem.decode()}")
+        raise RuntimeError(f"{state}: {problem.decode()}")
+
+
+def _function(library: str, name: str) -> Any:
+    """Return a function of the driver that returns a problem in words, or None."""
+    function = getattr(ctypes.CDLL(library), f"accelerator_sim_faults_{name}")
+    function.restype = ctypes.c_char_p
+    return function

@@ -41,7 +41,8 @@ int main(void)
     return 0;
 }
 """
-LINE = "{} is linked with the static CUDA runtime, which is not simulated, so its calls fail: link it with -cudart shared\n"
+LINE = "{} is linked with the static CUDA runtime, which is not simulated, so its calls fail: {}\n"
+LINK = "link it with -cudart shared"
 
 
 def build(folder: Path, *flags: str, name: str = "program") -> str:
@@ -55,18 +56,16 @@ def build(folder: Path, *flags: str, name: str = "program") -> str:
 def test_a_program_ends_with_the_cause_and_the_remedy(tmp_path: Path, flags: list[str]) -> None:
     program = build(tmp_path, *flags)
     done = subprocess.run([program], env=simulated_environment(), capture_output=True, text=True)
-    assert (done.returncode, done.stdout, done.stderr) == (1, "begin\n", LINE.format(program))
+    assert (done.returncode, done.stdout, done.stderr) == (1, "begin\n", LINE.format(program, LINK))
 
 
-@pytest.mark.parametrize(
-    ("name", "remedy"), [("program", "link it with -cudart shared"), ("libcublas.so.13", "call torch's ops instead")]
-)
+@pytest.mark.parametrize(("name", "remedy"), [("program", LINK), ("libcublas.so.13", "call torch's ops instead")])
 def test_a_library_gets_an_error_and_is_named_once(tmp_path: Path, name: str, remedy: str) -> None:
     not_found = 500
     library = build(tmp_path, "-shared", "-fPIC", name=name)
     program = f"import ctypes\nlibrary = ctypes.CDLL({library!r})\nprint(library.start(), library.start())"
     done = python(program, simulated_environment())
-    assert (done.returncode, done.stderr) == (0, LINE.format(library).replace("link it with -cudart shared", remedy))
+    assert (done.returncode, done.stderr) == (0, LINE.format(library, remedy))
     assert done.stdout.split()[-2:] == [str(not_found)] * 2
 
 

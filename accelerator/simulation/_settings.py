@@ -70,6 +70,7 @@ LIMITS = {
     "ERRORS": 60,  # that a caller injects
     "FAULTS": 64,  # of a machine
     "PROCESSES": 4096,  # of a machine, of which the state knows
+    "REFUSAL_LENGTH": 4096,  # of the text about a launch that is refused
     "COPY": 2**20,  # bytes that a rehearsal copies, and that nccl moves of a rank
 }
 """Limits that Python or several libraries need. In C they are ``SIM_MAX_GPUS`` and so on."""

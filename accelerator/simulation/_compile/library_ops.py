@@ -1,9 +1,9 @@
-"""Overrides the CUDA kernels of other libraries: on simulated GPUs their ops compute with their CPU kernels.
+"""Ops of other libraries whose CUDA kernels cannot run on simulated GPUs compute with their CPU kernels.
 
 A library such as torchvision registers its kernels while its shared library is loaded, without calling Python. So the kernels
 of a namespace are overridden at its first use in ``torch.ops``, and after ``torch.ops.load_library``. Kernels written in Python
 call torch's ops and stay. The environment variable ACCELERATOR_SIM_OWN_KERNELS lists namespaces, separated by commas, whose
-kernels stay too. In a rehearsal only calls with small arguments compute; the others reach the library's CUDA kernel.
+kernels stay too. In a rehearsal calls with small arguments compute with the CPU kernels, and others reach the CUDA kernels.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from typing import Any
 
 from .. import _settings
 from .._kernels import bindings
-from .._kernels.dispatch import kernel_override
+from .._kernels.dispatch import override_library_op
 
 __all__ = ["install"]
 
@@ -24,12 +24,7 @@ _overridden: set[str] = set()
 _libraries: list[Any] = []  # the overrides end with their library
 
 
-def _compute(library: Any, name: str) -> None:
-    """Autograd knows nothing of what these ops change, on GPUs either: version counters stay."""
-    library.impl(name, bindings.DispatchKey.CUDA, kernel_override(name))
-
-
-def install(override: Callable[[Any, str], None] = _compute) -> None:
+def install(override: Callable[[Any, str], None] = override_library_op) -> None:
     """Override the kernels of other libraries from now on, as soon as they are used.
 
     Args:

@@ -15,7 +15,7 @@ from .library_texts import has_text
 from .ops import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
-__all__ = ["Call"]
+__all__ = ["Call", "tensors_in"]
 
 _Tensor = torch.Tensor
 
@@ -160,7 +160,7 @@ class Call:
         values = op.bind(args, kwargs)
         if op.short_name == "masked_fill_":
             return RuntimeError(_masked_fill_mismatch(values))
-        tensors = [(name, tensor) for name in (*op.out, *values) for tensor in _tensors_of(values.get(name))]
+        tensors = [(name, tensor) for name in (*op.out, *values) for tensor in tensors_in(values.get(name))]
         if not op.device_check:  # TensorIterator's check, which names the device of the kernel first
             others = [tensor.device for _, tensor in tensors if tensor.device != self.device]
             numbers = [tensor.device for _, tensor in tensors if tensor.device != self.device and tensor.dim()]
@@ -331,11 +331,15 @@ class Call:
         return None if not results else results[0] if len(results) == 1 else tuple(results)
 
 
-def _tensors_of(value: Any) -> list[torch.Tensor]:
-    """Return the tensors in an argument."""
-    if isinstance(value, (list, tuple)):
-        return [tensor for item in value for tensor in _tensors_of(item)]
-    return [value] if isinstance(value, _Tensor) else []
+def tensors_in(values: Any) -> list[torch.Tensor]:
+    """Return the tensors in nested arguments. Dynamo would trace torch's function for this."""
+    if isinstance(values, _Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = values.values()
+    elif not isinstance(values, (list, tuple)):
+        return []
+    return [tensor for value in values for tensor in tensors_in(value)]
 
 
 def _masked_fill_mismatch(values: dict[str, Any]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import sys
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -10,12 +12,19 @@ import torch
 
 from . import assertions, bindings, runtime
 from .bindings import DispatchKey
-from .call import Call
+from .call import Call, tensors_in
 from .engine import engine
 from .ops import Op
 from .runtime import has_faults, streams_need_checks
 
-__all__ = ["copy_override", "kernel_override", "run_each", "spans_devices"]
+__all__ = [
+    "copy_override",
+    "kernel_override",
+    "override_library_op",
+    "override_with_own_kernel",
+    "run_each",
+    "spans_devices",
+]
 
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
@@ -120,6 +129,60 @@ def _describe(name: str, key: DispatchKey) -> Op:
     if engine is not None:
         engine.describe(op)
     return op
+
+
+def override_with_own_kernel(
+    library: Any, name: str, override: Callable[[Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+) -> None:
+    """Override the kernels of another library's op with a function that may call them.
+
+    Args:
+        library: A library of torch, with which the override is registered.
+        name: The name of the op.
+        override: Gets the op's own kernel for the device of its arguments, which autograd no longer records, and the arguments.
+    """
+    namespace, _, short_name = name.partition("::")
+    packet, _, overload = short_name.partition(".")
+    # The dispatcher visits this key for tensors of every device, before the key of the device.
+    below = bindings.keys_after(DispatchKey.BackendSelect)
+
+    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
+        return override(functools.partial(operator.redispatch, keyset & below), args, kwargs)
+
+    library.impl(name, DispatchKey.BackendSelect, run, True)
+
+
+def override_library_op(library: Any, name: str) -> None:
+    """Let the CPU's kernel of another library's op compute if its CUDA kernel launches one that cannot run, from then on.
+
+    The first time says so on stderr. Autograd knows nothing of what such ops change, on GPUs either: version counters stay.
+
+    Args:
+        library: A library of torch, with which the override is registered.
+        name: The name of the op.
+    """
+    compute = kernel_override(name)
+    is_refused = False
+
+    def run(own_kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+        nonlocal is_refused
+        if not any(tensor.is_cuda for tensor in tensors_in((args, kwargs))):
+            return own_kernel(*args, **kwargs)
+        if not is_refused:
+            with runtime.noting_refusals() as note:
+                try:
+                    result = own_kernel(*args, **kwargs)
+                except RuntimeError:  # of a program that checks its launches
+                    if not note.value:
+                        raise
+            if not note.value:
+                return result
+            is_refused = True
+            print(f"the CPU's kernel of {name} computes: {note.value.decode(errors='replace')}", file=sys.stderr, flush=True)
+        return compute(*args, **kwargs)
+
+    override_with_own_kernel(library, name, run)
 
 
 def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:

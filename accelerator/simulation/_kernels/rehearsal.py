@@ -23,10 +23,10 @@ import torch
 from .._settings import LIMITS
 from . import accesses, bindings, dispatch, runtime
 from .bindings import DispatchKey, current_device, empty_on_current_device
-from .call import Call
+from .call import Call, tensors_in
 from .decompositions import DECOMPOSITIONS
 from .decompositions.common import resize_like
-from .dispatch import kernel_override, run_each, spans_devices
+from .dispatch import kernel_override, override_with_own_kernel, run_each, spans_devices
 from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, noting_copies, state_of, written
 from .ops import Op, _to_meta, import_dynamo
 from .refusals import check_indices, check_types, has_indices
@@ -207,23 +207,18 @@ def override_library_op(library: Any, name: str) -> None:
     """
     op: Op | None = None
     compute = kernel_override(name)
-    namespace, _, short_name = name.partition("::")
-    packet, _, overload = short_name.partition(".")
-    # The dispatcher visits this key for tensors of every device, before the key of the device.
-    below = bindings.keys_after(DispatchKey.BackendSelect)
 
-    def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
+    def run(own_kernel: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         nonlocal op
-        if any(tensor.is_cuda for tensor in _tensors((args, kwargs))):
+        if any(tensor.is_cuda for tensor in tensors_in((args, kwargs))):
             op = described = op or Op(name)
             state = _state_of_inputs(described, args, kwargs)
             if _are_small((args, kwargs)) and (state == KNOWN or _are_integers((args, kwargs))):
                 return _compute(described, compute, args, kwargs, state)
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
         with noting_copies(name):
-            return operator.redispatch(keyset & below, *args, **kwargs)
+            return own_kernel(*args, **kwargs)
 
-    library.impl(name, DispatchKey.BackendSelect, run, True)
+    override_with_own_kernel(library, name, run)
 
 
 def _compute(op: Op, compute: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], state: int) -> Any:
@@ -232,12 +227,12 @@ def _compute(op: Op, compute: Callable[..., Any], args: tuple[Any, ...], kwargs:
     results = () if not op.results else (result,) if len(op.results) == 1 else result
     for source, value in zip(op.results, results, strict=True):
         if source is None:
-            for tensor in _tensors(value):
+            for tensor in tensors_in(value):
                 if tensor.is_cuda and tensor.layout is torch.strided and tensor.numel():
                     allocated(tensor, state)
     if op.written:
         arguments = op.bind(args, kwargs)
-        for tensor in _tensors([arguments.get(name) for name in op.written]):
+        for tensor in tensors_in([arguments.get(name) for name in op.written]):
             written(tensor, state)
     return result
 
@@ -289,33 +284,22 @@ def _is_small(tensor: torch.Tensor) -> bool:
     return tensor.nbytes <= (_SMALL_RESULT if _has_fractions(tensor) else SMALL_COPY)
 
 
-def _tensors(values: Any) -> list[torch.Tensor]:
-    """Return the tensors in nested arguments. Dynamo would trace torch's function for this."""
-    if isinstance(values, _Tensor):
-        return [values]
-    if isinstance(values, dict):
-        values = values.values()
-    elif not isinstance(values, (list, tuple)):
-        return []
-    return [tensor for value in values for tensor in _tensors(value)]
-
-
 def _has_fractions(tensor: torch.Tensor) -> bool:
     return tensor.is_floating_point() or tensor.is_complex() or tensor.is_quantized
 
 
 def _are_integers(values: Any) -> bool:
     """Return whether there are tensors, and all are integers or masks."""
-    tensors = _tensors(values)
+    tensors = tensors_in(values)
     return bool(tensors) and not any(map(_has_fractions, tensors))
 
 
 def _are_small(values: Any) -> bool:
-    return all(map(_is_small, _tensors(values)))
+    return all(map(_is_small, tensors_in(values)))
 
 
 def _are_masks(values: Any) -> bool:
-    return all(tensor.dtype is torch.bool for tensor in _tensors(values))
+    return all(tensor.dtype is torch.bool for tensor in tensors_in(values))
 
 
 def _has_to_compute(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
@@ -380,9 +364,9 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         plan.returned = [(source, None) for source in op.results]
         return plan
     results, arguments = _infer_with_out(op, args, kwargs)
-    plan.computes = _are_small((results, args, kwargs)) and bool(_tensors(results))
+    plan.computes = _are_small((results, args, kwargs)) and bool(tensors_in(results))
     plan.has_integers = _are_integers((results, args, kwargs))
-    plan.has_masks = bool(_tensors(args)) and _are_masks((results, args, kwargs))
+    plan.has_masks = bool(tensors_in(args)) and _are_masks((results, args, kwargs))
     for name in op.out:
         resized, tensor = arguments.get(name), kwargs.get(name)
         if isinstance(tensor, _Tensor) and isinstance(resized, _Tensor) and tensor.size() != resized.size():
@@ -548,7 +532,7 @@ def _results(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[str, Any],
         out = arguments.get(name)
         if isinstance(out, _Tensor) and out.is_cuda and out.is_contiguous() and _is_small(out):
             _fill(out, value, out.nbytes)
-    for tensor in _tensors([arguments.get(name) for name in op.written]):
+    for tensor in tensors_in([arguments.get(name) for name in op.written]):
         written(tensor, state)
     results = tuple(
         arguments[source] if source is not None else _new_value(new, plan.device, value, state) for source, new in plan.returned

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 
+from .._settings import LIMITS
 from . import bindings
 
 __all__ = [
@@ -16,6 +18,7 @@ __all__ = [
     "flip_bit",
     "has_faults",
     "library",
+    "noting_refusals",
     "raise_error",
     "raise_in_bad_fork",
     "streams_need_checks",
@@ -27,6 +30,8 @@ assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
 library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")
 library.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, ctypes.c_int)
+library.accelerator_simulation_note_refusals.argtypes = (ctypes.c_void_p,)
+library.accelerator_simulation_note_refusals.restype = ctypes.c_void_p
 _NOT_READY, _NOT_SUPPORTED = 600, 801
 _WAIT_MS = 100
 
@@ -116,10 +121,23 @@ def check(device: torch.device, milliseconds: int = 0) -> bool:
 
 def _raise_refusal() -> None:
     """Raise the error of a kernel that was refused, if the program has not read it: the op's arguments may not be computed."""
-    text = ctypes.create_string_buffer(4096)
+    text = ctypes.create_string_buffer(LIMITS["REFUSAL_LENGTH"])
     if library.accelerator_simulation_refusal(text, ctypes.c_size_t(len(text))):
         library.cudaGetLastError()  # of this thread: torch would raise it after its next launch
         raise RuntimeError(f"CUDA error: operation not supported: {text.value.decode(errors='replace')}")
+
+
+@contextlib.contextmanager
+def noting_refusals() -> Generator[ctypes.Array[ctypes.c_char]]:
+    """Note the text of this thread's first launch that is refused, and leave no error of it."""
+    text = ctypes.create_string_buffer(LIMITS["REFUSAL_LENGTH"])
+    before = library.accelerator_simulation_note_refusals(text)
+    try:
+        yield text
+    finally:
+        library.accelerator_simulation_note_refusals(before)
+        if text.value:
+            library.cudaGetLastError()
 
 
 def wait_unless_capturing(device: torch.device) -> bool:

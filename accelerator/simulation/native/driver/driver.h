@@ -164,6 +164,7 @@ extern _Atomic uint64_t pending_refusal; /* the number of a refused launch whose
 int refuse_launch(const char *kernel, const char *reason, bool is_reported);
 /* Ends the pending error, because the program reads it. Copies its text if there is room; returns whether it was pending. */
 bool read_refusal(char *text, size_t size);
+char *note_refusals(char *target);
 void refusal_raises(_Atomic int *needs_checks); /* of a runtime that is used from now on */
 
 /* What copies and waits return that have succeeded. */

@@ -8,10 +8,7 @@
 #include <stdio.h>
 #include <stdlib.h>
 
-enum {
-    TEXT_SIZE = 4096,
-    MAX_RUNTIMES = 2, /* libcudart.so.12 and .13: torch may use one, and an extension the other */
-};
+enum { MAX_RUNTIMES = 2 }; /* libcudart.so.12 and .13: torch may use one, and an extension the other */
 
 _Atomic uint64_t pending_refusal;
 
@@ -21,7 +18,8 @@ static const char *const default_reason =
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 static uint64_t refusals;
-static char text[TEXT_SIZE]; /* of the first launch whose error is pending */
+static char text[SIM_MAX_REFUSAL_LENGTH]; /* of the first launch whose error is pending */
+static _Thread_local char *note;          /* see note_refusals */
 static _Atomic int *counters[MAX_RUNTIMES]; /* of the runtimes in use: the pending error raises them, so that ops look for it */
 static int runtime_count;
 static bool are_raised;
@@ -44,10 +42,22 @@ void refusal_raises(_Atomic int *needs_checks)
     pthread_mutex_unlock(&lock);
 }
 
+char *note_refusals(char *target)
+{
+    char *before = note;
+    note = target;
+    return before;
+}
+
 int refuse_launch(const char *kernel, const char *reason, bool is_reported)
 {
     if (!reason)
         reason = default_reason;
+    if (note) {
+        if (!*note)
+            snprintf(note, SIM_MAX_REFUSAL_LENGTH, "kernel %s is not simulated: %s", kernel, reason);
+        return ERROR_NOT_SUPPORTED;
+    }
     if (!is_reported)
         fprintf(stderr, "kernel %s is not simulated: %s\n", kernel, reason);
     pthread_mutex_lock(&lock);

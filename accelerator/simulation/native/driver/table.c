@@ -48,6 +48,7 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .pending_refusal = &pending_refusal,
         .refuse_launch = refuse_launch,
         .read_refusal = read_refusal,
+        .note_refusals = note_refusals,
         .injected = sim_find_injected,
         .has_injections = has_injections,
         .fault_flag = fault_flag,

@@ -135,6 +135,9 @@ struct sim_driver {
     _Atomic uint64_t *pending_refusal;
     int (*refuse_launch)(const char *kernel, const char *reason, bool is_reported);
     bool (*read_refusal)(char *text, size_t size);
+    /* From now on the text of this thread's first refused launch goes to `target` of SIM_MAX_REFUSAL_LENGTH bytes, if that is
+     * empty, and no error stays pending: the caller computes otherwise. NULL ends that. Returns the target before. */
+    char *(*note_refusals)(char *target);
 
     int (*injected)(const char *function, int physical_gpu);
     int (*has_injections)(void);

@@ -32,6 +32,12 @@ EXPORT int accelerator_simulation_refusal(char *text, size_t size)
     return driver->read_refusal(text, size);
 }
 
+/* Notes the refused launches of this thread, as driver_table.h says. */
+EXPORT char *accelerator_simulation_note_refusals(char *target)
+{
+    return driver->note_refusals(target);
+}
+
 /* The engine asks this before an op: whether the stream neither captures nor waits for work, and no error is pending. */
 EXPORT int accelerator_simulation_is_stream_free(void *handle, int ordinal)
 {

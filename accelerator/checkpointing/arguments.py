@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from . import bindings, checks
+from . import bindings, debug_checks
 from .configuration import Settings
 from .containers import ATOMS, devices_of, map_tensors, tensors_in
 from .partition import StoredActivation, edited_in_place, store_activation
@@ -238,7 +238,7 @@ class StoredArguments:
 
     def _store(self, tensors: list[torch.Tensor], settings: Settings, outer_hooks: Hooks | None, nested: bool) -> None:
         if settings.debug and settings.partition_activations and not nested:
-            checks.check_same_on_all_ranks(list(zip(tensors, self._names, strict=True)), settings)
+            debug_checks.check_same_on_all_ranks(list(zip(tensors, self._names, strict=True)), settings)
         saved: list[torch.Tensor] = []
         for tensor in tensors:
             activation = None

@@ -1,9 +1,10 @@
-"""The autograd side of a checkpoint: placeholders in the graph of the forward, and the recomputation that fills them.
+"""The autograd side of a checkpoint: placeholders in the graph of the forward, which a recomputation fills and compares.
 
 During the forward, a saved-tensor hook replaces every tensor that an operation saves with a ``Placeholder``, which refers to
 its ``Frame``. The frame has the function and its arguments. When backward unpacks the first placeholder, the frame runs the
-function again, and the hook of that ``Recomputation`` fills the placeholders in order. Backward thus walks the graph of the
-forward, and gradients reach everything the function used, as argument or not.
+function again, and the hook of that ``Recomputation`` fills the placeholders in order, and compares shape, type and device of
+each tensor with the forward's. Backward thus walks the graph of the forward, and gradients reach everything the function used,
+as argument or not.
 
 Frames refer to placeholders weakly, so a recomputed tensor lives as long as the part of the graph that needs it. The graph of
 the recomputation refers to no frame after the function has returned: autograd keeps the hook in C++, where Python's garbage
@@ -22,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from . import bindings, checks, prefetching, waiting
+from . import bindings, debug_checks, prefetching, waiting
 from .arguments import Hooks, keep_arguments
 from .configuration import Settings
 from .forward_state import ForwardState
@@ -124,7 +125,7 @@ class Frame:
         self._saves_large_tensor = False
         # Whether recomputed tensors are compared with the saved ones.
         self.compares = settings.determinism_check != "none"
-        self.digests = checks.Digests() if settings.debug else None
+        self.digests = debug_checks.Digests() if settings.debug else None
         # Whether recomputation stops after the last saved tensor. The function may call backward before the forward has ended.
         self.stops_early = self._early_stop is not False
         self.has_ended = False

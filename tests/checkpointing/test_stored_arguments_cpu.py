@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerator.checkpointing import arguments, bindings, checks, partition
+from accelerator.checkpointing import arguments, bindings, debug_checks, partition
 from accelerator.checkpointing.arguments import KeptArguments, PackedByHook, StoredArguments, keep_arguments
 from accelerator.checkpointing.buffers import Buffers
 from accelerator.checkpointing.configuration import Settings
@@ -298,7 +298,7 @@ class TestStoredArguments:
 
     def test_debug_mode_compares_the_arguments_of_ranks(self, buffered: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
         calls: list[Any] = []
-        monkeypatch.setattr(checks, "check_same_on_all_ranks", lambda *passed: calls.append(passed))
+        monkeypatch.setattr(debug_checks, "check_same_on_all_ranks", lambda *passed: calls.append(passed))
         debug = replace(buffered, determinism_check="debug")
         tensor = torch.ones(2)
         self.stored(tensor, settings=buffered)

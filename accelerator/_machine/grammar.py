@@ -2,7 +2,7 @@
 
 NVIDIA documents ordinals, UUIDs, unique prefixes, and that the first invalid entry ends the list. The rest is what the driver
 of CUDA 13.0 does: a device that is repeated before that end empties the list; UUIDs are compared digit by digit. Blanks before
-ordinals and GPUs with MIG on follow torch's parser.
+ordinals and GPUs with MIG on follow torch's parser. The simulated driver has the same grammar in C (``driver/visible.c``).
 """
 
 from __future__ import annotations

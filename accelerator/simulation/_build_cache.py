@@ -123,7 +123,7 @@ def lock(root: Path, directory: Path) -> Generator[None, None, None]:
     import fcntl  # imported late: Windows has none, and this module must be importable there
 
     directory.mkdir(mode=0o755, parents=True, exist_ok=True)
-    for path in (root, directory) if _is_exposed(root) else (directory,):
+    for path in (root, directory) if _has_public_parent(root) else (directory,):
         if path.lstat().st_uid != os.geteuid():
             raise _UnusableDirectory(f"{path} belongs to another user")
         _forbid_others_to_write(path)
@@ -137,7 +137,7 @@ def is_intact(build: Build, directory: Path) -> bool:
     root, parent = directory.parents[1], directory.parent
     try:
         parts = [parent, *(directory / name for name in (*build.directories, *build.files, _CHECKSUMS))]
-        if _is_exposed(root):
+        if _has_public_parent(root):
             parts.append(root)
         if not all(_is_safe(part.lstat()) for part in parts):
             return False
@@ -146,8 +146,8 @@ def is_intact(build: Build, directory: Path) -> bool:
         return False
 
 
-def _is_exposed(root: Path) -> bool:
-    """Return whether everybody may create files beside this directory: whoever created it could replace its content."""
+def _has_public_parent(root: Path) -> bool:
+    """Return whether everybody may create files beside this directory: whoever creates it first owns its content."""
     return bool(root.parent.stat().st_mode & stat.S_IWOTH)
 
 

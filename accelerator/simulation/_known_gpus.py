@@ -12,6 +12,8 @@ comment at each row says where CUDA's total comes from:
 - E: torch's out-of-memory errors ("GPU 0 has a total capacity of 23.56 GiB"), which give hundredths of a GiB.
 - B: ``torch.cuda.mem_get_info`` or NVML's free memory of an idle GPU, in bytes.
 - A: by analogy with a GPU of the same chip and memory.
+
+What else NVML knows of these models is in ``native/common/models.c``.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""torch's private bindings, each with what it is for. The other modules that torch loads on simulated GPUs use no ``torch._C``.
+"""torch's private bindings, each with what it is for. The other modules that torch loads on simulated GPUs use no ``torch._C``;
+where they ``replace`` one of its functions, they name it.
 
 If the installed torch lacks one, importing this module raises one error that names all that are missing, so the kernels are not
-installed. ``.ci/run new-torch`` reports them. What only some releases of torch have is read by the functions at the end.
+installed. ``.ci/run new-torch`` reports them. What only some releases of torch have is at the end.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ struct fault {
     int64_t amount;   /* FAULT_SLOW: nanoseconds an op; FAULT_FLIP: the bit */
     int64_t duration; /* nanoseconds, 0: until it is cleared */
     _Atomic uint64_t ticks;
-    _Atomic int64_t since;
+    _Atomic int64_t since; /* nanoseconds of CLOCK_MONOTONIC when it fired */
     _Atomic int64_t fired_at; /* seconds of the calendar */
     _Atomic pid_t pid; /* of the process that fired it */
     char words[160], text[120]; /* as the user wrote it; of the kernel's log */

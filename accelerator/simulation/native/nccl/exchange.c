@@ -84,7 +84,7 @@ static ncclResult_t resolve_joining(struct joining *joining)
 {
     struct comm *comm = joining->comm, *parent = joining->parent;
     if (!comm->ranks) { /* a split */
-        if (joining->mine.color == NO_COLOR) {
+        if (joining->mine.color == SPLIT_NO_COLOR) {
             retire(comm);
             joining->comm = *joining->handle = NULL;
             return ncclSuccess;

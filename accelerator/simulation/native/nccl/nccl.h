@@ -348,8 +348,8 @@ struct mailbox *mailbox(const struct comm *comm, int from, int to);
 void advance_send(struct operation *operation, bool *has_progressed, bool *is_done);
 ncclResult_t advance_receive(struct operation *operation, bool *has_progressed, bool *is_done);
 
-/* exchange.c, joining.c */
-enum { NO_COLOR = -1 };
+/* split.c, exchange.c, joining.c */
+enum { SPLIT_NO_COLOR = -1 }; /* NCCL_SPLIT_NOCOLOR */
 
 struct joining {
     struct comm *comm; /* NULL if this rank belongs to no new communicator (a split without color) */

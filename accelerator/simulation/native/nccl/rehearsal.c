@@ -37,7 +37,7 @@ ncclResult_t join_alone(struct joining *joining)
 {
     struct comm *comm = joining->comm;
     if (comm->ranks == 0) { /* a split */
-        if (joining->mine.color == NO_COLOR) {
+        if (joining->mine.color == SPLIT_NO_COLOR) {
             abandon_joining(joining);
             free(joining);
             return ncclSuccess;

@@ -1,4 +1,5 @@
-/* NCCL: communicators made of other communicators: split, shrink, grow. */
+/* NCCL: communicators made of other communicators: split, shrink, grow. The calls; exchange.c, and for a rank that is rehearsed
+ * alone rehearsal.c, decide which ranks belong to the new one. */
 #include "nccl.h"
 
 /* Checks the arguments that split, shrink and grow share. */
@@ -16,7 +17,7 @@ static ncclResult_t split(struct comm *parent, int color, int key, struct comm *
 {
     struct joining *joining;
     RETURN_IF_ERROR(check_parent(parent, handle, config));
-    if (color < NO_COLOR)
+    if (color < SPLIT_NO_COLOR)
         return fail(ncclInvalidArgument, "color %d is negative", color);
     RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
     joining->parent = parent;

@@ -1,4 +1,4 @@
-/* What does not change: figures of the model, and features that no simulated GPU uses. A figure that is not known is not supported. */
+/* What does not change: figures of the model, modes, and features that no simulated GPU uses. A figure that is not known is not supported. */
 #include "nvml.h"
 
 #include <string.h>
@@ -39,6 +39,8 @@ FIGURE(nvmlDeviceGetPcieSpeed, model->pcie_generation ? 1000u << model->pcie_gen
         return NVML_OK;                                                                                                \
     }
 
+CONSTANT(nvmlDeviceGetComputeMode, 0) /* any number of processes may use the GPU */
+CONSTANT(nvmlDeviceGetPersistenceMode, 1) /* the driver keeps an unused GPU initialized */
 CONSTANT(nvmlDeviceGetPowerManagementMode, 1)
 CONSTANT(nvmlDeviceGetPowerSource, 0) /* the mains */
 CONSTANT(nvmlDeviceGetPowerState, 0)

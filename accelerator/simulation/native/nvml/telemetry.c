@@ -257,24 +257,6 @@ SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id
     return NVML_OK;
 }
 
-/* Any number of processes may use the GPU. */
-SIM_EXPORT int nvmlDeviceGetComputeMode(nvml_handle handle, unsigned *mode)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
-    *mode = 0;
-    return NVML_OK;
-}
-
-/* The driver keeps an unused GPU initialized. */
-SIM_EXPORT int nvmlDeviceGetPersistenceMode(nvml_handle handle, unsigned *mode)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
-    *mode = 1;
-    return NVML_OK;
-}
-
 /* From 0, the highest, to 15. */
 SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state)
 {

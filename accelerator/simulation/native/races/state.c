@@ -1,4 +1,4 @@
-/* Race detection: whether races are reported, and the storages of accessed memory. */
+/* Race detection: whether it is on, and the storages of accessed memory. What is reported: report.c. */
 #include "races.h"
 
 pthread_mutex_t race_lock = PTHREAD_MUTEX_INITIALIZER;

@@ -77,6 +77,7 @@ def devices_in_turn(indices: Sequence[int]) -> str:
 
 
 def streams(index: int) -> str:
+    """Check streams, and the time between two events."""
     before = acc.current_stream()
     expect(isinstance(before, acc.Stream), "the current stream is not an acc.Stream")
     stream = acc.Stream()

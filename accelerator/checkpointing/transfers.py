@@ -1,4 +1,4 @@
-"""Copies of activations to host memory and back, on a separate stream if the device has streams."""
+"""Copies of activations to host memory and back, on one stream per device if the device has streams."""
 
 from __future__ import annotations
 

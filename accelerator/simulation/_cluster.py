@@ -19,7 +19,7 @@ from ._state_folder import ended_mark
 
 __all__ = ["node_environments", "run"]
 
-# How long processes have to end after a signal before they get the next, stronger one.
+# How long processes have to end after each signal (a forwarded one, SIGTERM) before they get the next, stronger one.
 _GRACE_S = 10.0
 _POLL_S = 0.05
 _MARKS_POLL_S = 0.2

@@ -2,6 +2,7 @@
 
 The interpreter stores such a value as the integer of its bits and computes with that integer. The results are wrong, without an
 error. These replacements store float32 values, and convert them when a kernel loads, stores, casts or reinterprets them.
+In between, results keep the precision of float32, those of ``dot`` too.
 Atomic operations are refused.
 """
 

@@ -22,7 +22,7 @@ _FOLLOWED = (
     *("add", "sub", "mul", "div", "clamp", "floor", "ceil", "round", "softmax", "_softmax", "sigmoid", "exp", "topk", "sort"),
     *("cumsum", "cat", "stack", "clone", "copy_", "multinomial", "where", "gather", "index_select"),
 )
-_DECIDE_SHAPES = ("nonzero", "masked_select", "index", "_unique2", "bincount")
+_DECIDE_SHAPES_ON_HOST = ("nonzero", "masked_select", "index", "_unique2", "bincount")
 _COUNTS = ("sum", "count_nonzero")
 # The dispatcher visits this key for tensors of every device, before the key of the device.
 _KEY = bindings.DispatchKey.BackendSelect
@@ -38,7 +38,7 @@ def install() -> None:
 def _override() -> None:
     library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
-    followed = {f"aten::{name}" for name in (*_FOLLOWED, *_DECIDE_SHAPES)}
+    followed = {f"aten::{name}" for name in (*_FOLLOWED, *_DECIDE_SHAPES_ON_HOST)}
     for name in bindings.op_names_of_key("CPU") + bindings.op_names_of_key("CompositeExplicitAutograd"):
         base, overload = schemas.split(name)
         if base in followed and not overload.endswith("out"):
@@ -51,7 +51,7 @@ def _following(name: str) -> Callable[..., Any]:
     takes_tensor = [str(argument.type) == "Tensor" for argument in schemas.schema_of(name).arguments]
     operator: Any = getattr(getattr(torch.ops.aten, short_name), overload or "default")
     below = bindings.keys_after(_KEY)
-    decides_shape, counts = short_name in _DECIDE_SHAPES, short_name in _COUNTS
+    decides_shape, counts = short_name in _DECIDE_SHAPES_ON_HOST, short_name in _COUNTS
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         args = tuple(

@@ -50,7 +50,7 @@ SMALL_COPY = LIMITS["COPY"]
 _SMALL_RESULT = 512
 _DIVISION_BY_ZERO = "ZeroDivisionError"
 # These ops wait for the stream, but the values of their large arguments decide no shapes.
-_KNOWN_SHAPES = frozenset(("histc", "_ctc_loss", "linalg_lstsq"))
+_SHAPES_WITHOUT_VALUES = frozenset(("histc", "_ctc_loss", "linalg_lstsq"))
 _MAXIMUM_PLANS = 4096  # of one op: programs with ever new shapes or numbers must not fill the host's memory
 _LEAST_SUM_OF_WINDOWS = 1e-11
 _CPU_KEY = DispatchKey.CPU
@@ -244,7 +244,7 @@ def _compute_always(op: Op, compute: Callable[..., Any], args: tuple[Any, ...], 
         others = [value for value in (*args, *kwargs.values()) if value is not filled]
         return _compute(op, compute, args, kwargs, state_of(others))
     state = _state_of_inputs(op, args, kwargs)
-    if state != KNOWN and op.short_name not in _KNOWN_SHAPES:
+    if state != KNOWN and op.short_name not in _SHAPES_WITHOUT_VALUES:
         note(op.name)
     return _compute(op, compute, args, kwargs, state)
 

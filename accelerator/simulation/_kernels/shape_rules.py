@@ -1,4 +1,7 @@
-"""The shapes of ops for which torch has no meta kernel, or one with other results than CUDA's, as functions of meta tensors."""
+"""The shapes of ops for which torch has no meta kernel, or one with other results than CUDA's, as functions of meta tensors.
+
+Ops whose values decide their shapes, such as ``bincount``, compute in a rehearsal (`rehearsal._has_to_compute`).
+"""
 
 from __future__ import annotations
 

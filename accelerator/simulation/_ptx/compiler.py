@@ -1,7 +1,7 @@
 """Compiles translated kernels into a cache that processes share.
 
 The simulated libraries know where in the cache a kernel belongs, by the content of its image. They look there first, and start
-this package only for a kernel that is missing.
+this package only for a kernel that is missing. Long kernels are compiled with ``-O1``.
 """
 
 from __future__ import annotations

@@ -173,7 +173,7 @@ static inline CUresult unless_failed(void)
     return pending_refusal != 0 ? ERROR_NOT_SUPPORTED : unless_broken();
 }
 
-/* virtual.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+/* virtual_memory.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
 bool is_reserved(const void *address, size_t size);
 
 /* heap.c. The caller of the first two holds the memory lock. */

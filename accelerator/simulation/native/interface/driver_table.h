@@ -41,7 +41,7 @@ struct sim_device {
 enum sim_memory_type {
     SIM_DEVICE_MEMORY,
     SIM_MANAGED_MEMORY,
-    SIM_MAPPED_MEMORY,   /* by cuMemMap */
+    SIM_MAPPED_MEMORY,   /* by cuMemMap; cuMemCreate has charged it */
     SIM_IMPORTED_MEMORY, /* exported by another process */
     SIM_PINNED_MEMORY,
     SIM_REGISTERED_MEMORY, /* the caller's host memory, pinned in place */

@@ -69,6 +69,8 @@ int smi_details(const char *parts);
 /* table.c */
 int smi_list(void);
 int smi_table(void);
+
+/* topology.c */
 int smi_topology(void);
 
 #endif

@@ -1,4 +1,4 @@
-/* libcuda.so.1: virtual memory management, which PyTorch's expandable segments use.
+/* libcuda.so.1: virtual memory management (cuMemCreate, cuMemMap, ...), which PyTorch's expandable segments use.
  *
  * Physical memory is an anonymous file, which can be mapped several times and shared as a descriptor. It is charged to its
  * device once, until its last handle is released and its last mapping removed. */

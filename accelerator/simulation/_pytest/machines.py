@@ -1,4 +1,7 @@
-"""The simulated machines of a session: one server process for each machine, which forks one process for each test."""
+"""The simulated machines of a session: one server process for each machine, which forks one process for each test.
+
+Which machine a test has is read here, of the arguments of its mark ``simulated_machine``.
+"""
 
 from __future__ import annotations
 

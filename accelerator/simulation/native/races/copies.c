@@ -51,7 +51,8 @@ void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_s
     pthread_mutex_unlock(&race_lock);
 }
 
-/* A copy to or from pageable memory is over when the call returns. */
+/* When the call returns, the host has waited for a copy to pageable memory. After one from pageable memory it may use its memory
+ * again, but has not waited for the stream. */
 void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous)
 {
     bool knows_target;

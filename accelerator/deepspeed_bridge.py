@@ -1,4 +1,4 @@
-"""DeepSpeed's accelerator object, on this package's functions."""
+"""DeepSpeed's accelerator object: this package's functions by their names, and what DeepSpeed expects otherwise."""
 
 from __future__ import annotations
 

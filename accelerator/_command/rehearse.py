@@ -1,4 +1,4 @@
-"""The command line of ``python -m accelerator rehearse``: run a program on GPUs that compute nothing, and say if it fits."""
+"""The command line of ``python -m accelerator rehearse``: run on GPUs that compute nothing, say if it fits, write files."""
 
 from __future__ import annotations
 

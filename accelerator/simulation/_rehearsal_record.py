@@ -152,7 +152,7 @@ def status_file(folder: str) -> str:
 
 
 def snapshot_file(folder: str) -> str:
-    """Return the path of the file of this process's snapshot."""
+    """Return the path of the file of this process's snapshot, which the command moves and names by the rank."""
     return _path(folder, _SNAPSHOT)
 
 

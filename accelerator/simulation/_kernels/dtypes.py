@@ -1,4 +1,4 @@
-"""The types that CUDA's kernels support, by op, where they differ from the CPU's.
+"""The types that CUDA's kernels support, by op, where they differ from the CPU's, and the error for others.
 
 Each table in ``dtypes.json`` is named after the first version of torch that it describes. CUDA refuses some types that the
 CPU's kernel supports. It supports others that the CPU's kernel does not support: those are computed in a wider type and rounded

@@ -29,7 +29,7 @@ from .decompositions.common import resize_like
 from .dispatch import kernel_override, override_with_own_kernel, run_each, spans_devices
 from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, noting_copies, state_of, written
 from .ops import Op, _to_meta, import_dynamo
-from .refusals import check_indices, check_types, has_indices
+from .rehearsal_refusals import check_indices, check_types, has_indices
 from .runtime import streams_need_checks
 from .shape_rules import RULES_OF_CUDA, SHAPE_RULES
 

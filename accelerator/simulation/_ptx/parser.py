@@ -1,4 +1,4 @@
-"""Parses PTX.
+"""Parses PTX: the functions and variables of a module, without comments.
 
 Modules of libraries have thousands of functions, and a launch needs one: a module's text is searched for functions and
 variables, and a function's body is parsed when somebody asks for it.

@@ -1,4 +1,4 @@
-"""Fails tests whose bodies have races."""
+"""Says why tests fail by races: those of their bodies, in this process and the ones that it starts."""
 
 from __future__ import annotations
 

@@ -14,7 +14,7 @@ from .._rehearsal_record import CATEGORIES, Peak
 
 __all__ = ["addresses_of", "category_of", "held_memory", "known_addresses"]
 
-_MOST_LINES = 5
+_MOST_LINES = 5  # of the program, in the report and its JSON
 _MODULE, _AUTOGRAD, _OPTIMIZERS = (f"{torch.__path__[0]}/{part}" for part in ("nn/modules/module.py", "autograd/", "optim/"))
 
 

@@ -24,6 +24,7 @@ static bool create_file(struct heap *heap)
     return memory_file_create(&heap->file, "cuda-memory");
 }
 
+/* Maps a new part at an address of a page, which is more than the 256 bytes that CUDA promises. */
 void *heap_map(int device, size_t size, struct heap_part *part)
 {
     struct heap *heap = &heaps[device];

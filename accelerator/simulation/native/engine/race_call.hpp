@@ -1,4 +1,4 @@
-// A call of an op while races are to be found: call.hpp calls it, races.hpp has what it tells race detection.
+// Which memory a call of an op reads and writes, for sure or possibly, while races are to be found: for call.hpp.
 #pragma once
 
 #include "call.hpp"

@@ -1,4 +1,4 @@
-// What ops tell race detection: the memory that a call reads and writes, its stream and the line of the program.
+// Collects the accesses of a call (race_call.hpp) and tells race detection of them, with the stream and the line of the program.
 #pragma once
 
 #include "device.hpp"

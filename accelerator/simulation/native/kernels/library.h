@@ -67,7 +67,7 @@ struct barrier {
     u32 arrived[MAX_THREADS_PER_BLOCK / LANES], waiting[MAX_THREADS_PER_BLOCK / LANES]; /* lanes of each warp */
 };
 
-/* faults.c */
+/* failures.c. The message of `fail_kernel` begins with the kernel, its block and its thread. */
 void fail_kernel(struct worker *worker, enum kernel_error error, const char *format, ...)
     __attribute__((noreturn, format(printf, 3, 4)));
 void escape(struct worker *worker) __attribute__((noreturn));

@@ -1,4 +1,4 @@
-/* NCCL: failures that end a communicator, such as a rank that died, and their words. */
+/* NCCL: failures that end a communicator (a rank died, left, or did not come in time), and the words of each. */
 #include "nccl.h"
 
 const char *departure(enum member_state state)

@@ -1,4 +1,4 @@
-/* Race detection: what the kernels of torch's ops tell, the engine by the table of race_accesses.h. */
+/* Race detection: takes the accesses of torch's ops, of the engine by the table of race_accesses.h. */
 #include "races.h"
 
 static _Thread_local bool is_in_graph_call;

@@ -1,4 +1,4 @@
-/* The CUDA runtime: entry points that are not simulated. */
+/* The CUDA runtime: entry points that are not simulated: each name of names.h that no other file defines is refused. */
 #include "runtime.h"
 #include "common/stubs.h"
 

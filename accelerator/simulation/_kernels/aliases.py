@@ -11,12 +11,23 @@ import torch
 
 from .bindings import storage_at, view
 
-__all__ = ["cpu_alias", "cpu_alias_beside", "cpu_alias_of_storage", "empty_within", "to_device", "unowned", "write_back"]
+__all__ = [
+    "FreedError",
+    "cpu_alias",
+    "cpu_alias_beside",
+    "cpu_alias_of_storage",
+    "empty_within",
+    "to_device",
+    "unowned",
+    "write_back",
+]
 
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
 _START = 4096
 _SPACE = 2**47 - _START
+# Below it are the addresses of tensors without elements, and those in freed storages, which begin at 0.
+_LEAST_ADDRESS = 2**40
 _spans: dict[torch.dtype, tuple[torch.Tensor, int]] = {}
 _empty_like = torch.empty_like
 
@@ -26,6 +37,10 @@ _copy_many = ctypes.CDLL(None).memcpy
 for _function in (_copy_few, _copy_many):
     _function.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_size_t)
     _function.restype = None
+
+
+class FreedError(Exception):
+    """The storage of a tensor that has elements was freed: ``tensor.untyped_storage().resize_(0)``."""
 
 
 def _make_span(dtype: torch.dtype) -> tuple[torch.Tensor, int]:
@@ -41,7 +56,7 @@ def cpu_alias(tensor: torch.Tensor) -> torch.Tensor:
     dtype = tensor.dtype
     span, size = _spans.get(dtype) or _make_span(dtype)
     address = tensor.data_ptr()
-    if not address:
+    if address < _LEAST_ADDRESS and (not tensor.numel() or not tensor.untyped_storage().data_ptr()):
         return _alias_without_memory(tensor)
     offset, remainder = divmod(address - _START, size)
     if remainder:
@@ -57,8 +72,14 @@ def _with_lazy_bits(result: torch.Tensor, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _alias_without_memory(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the CPU's counterpart of an empty tensor, or of a zero tensor without memory (torch._efficientzerotensor)."""
+    """Return the CPU's counterpart of an empty tensor, or of a zero tensor without memory (torch._efficientzerotensor).
+
+    Raises:
+        FreedError: the tensor's storage was freed.
+    """
     if tensor.numel():
+        if not tensor._is_zerotensor():
+            raise FreedError
         return torch.zeros(tensor.size(), dtype=tensor.dtype, device=CPU)
     return torch.empty_strided(tensor.size(), tensor.stride(), dtype=tensor.dtype, device=CPU)
 

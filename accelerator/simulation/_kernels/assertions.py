@@ -90,7 +90,7 @@ def fail(op: str, error: Exception, device: torch.device) -> None:
         assertion = text
     line = f"{file}: {op}: block: [0,0,0], thread: [0,0,0] Assertion `{assertion}` failed. ({text})"
     print(line, file=sys.stderr, flush=True)
-    if runtime.library.accelerator_simulation_assert_failed(device.index):
+    if runtime.break_context(device, runtime.ASSERT):
         runtime.raise_error(device)
 
 

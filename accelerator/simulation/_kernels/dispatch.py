@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from . import assertions, bindings, runtime
+from .aliases import FreedError
 from .bindings import DispatchKey
 from .call import Call, tensors_in
 from .engine import engine
@@ -37,7 +38,11 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return results if op.results else None
     call = Call(op)
     with bindings.without_torch_function():
-        cpu_args, cpu_kwargs = call.convert(args, kwargs)
+        try:
+            cpu_args, cpu_kwargs = call.convert(args, kwargs)
+        except FreedError:
+            _fail_by_access(call)
+            raise AssertionError("an illegal memory access raised no error") from None
         needs_check = streams_need_checks.value or has_faults()
         if needs_check and call.device is not None and runtime.wait_unless_capturing(call.device):
             return call.record(args, kwargs)
@@ -70,6 +75,17 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 alias.copy_(values)
             call.undraw()
             raise
+
+
+def _fail_by_access(call: Call) -> None:
+    """Break the context, as a kernel does that reads or writes a storage that was freed, and raise torch's error.
+
+    A GPU raises it at the next wait.
+    """
+    assert call.device is not None
+    print(f"{call.op.name} accesses {call.argument} on {call.device}, whose memory was freed", file=sys.stderr, flush=True)
+    runtime.break_context(call.device, runtime.ILLEGAL_ADDRESS)
+    runtime.raise_error(call.device)
 
 
 def _fail_on_device(call: Call, error: Exception, cpu_args: list[Any], cpu_kwargs: dict[str, Any]) -> Any:

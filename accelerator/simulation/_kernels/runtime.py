@@ -13,7 +13,10 @@ from .._settings import LIMITS
 from . import bindings
 
 __all__ = [
+    "ASSERT",
+    "ILLEGAL_ADDRESS",
     "begin_op",
+    "break_context",
     "check",
     "flip_bit",
     "has_faults",
@@ -33,6 +36,7 @@ library.accelerator_simulation_wait.argtypes = (ctypes.c_void_p, ctypes.c_int, c
 library.accelerator_simulation_note_refusals.argtypes = (ctypes.c_void_p,)
 library.accelerator_simulation_note_refusals.restype = ctypes.c_void_p
 _NOT_READY, _NOT_SUPPORTED = 600, 801
+ILLEGAL_ADDRESS, ASSERT = 700, 710
 _WAIT_MS = 100
 
 streams_need_checks = ctypes.c_int.in_dll(library, "accelerator_simulation_needs_checks")
@@ -81,6 +85,11 @@ def flip_bit(results: Any, device: torch.device) -> None:
             address.value ^= 1 << bit % 8
             library.accelerator_simulation_flipped(device.index)
             return
+
+
+def break_context(device: torch.device, error: int) -> bool:
+    """Let this process's later calls on a device fail, as after a kernel that failed. Return whether ops wait for kernels."""
+    return bool(library.accelerator_simulation_break_context(device.index, error))
 
 
 def raise_error(device: torch.device) -> None:

@@ -46,6 +46,7 @@ def test_a_replica_goes_on_while_the_other_restarts(fault: str) -> None:
     healed = int(re.findall(r"replica 1: step (\d+): took the weights", run.stdout)[-1])
     assert alone < healed, printed
     ends = re.findall(r"replica (\d): step (\d+): (\d+) done by this process, weights (\w+)", run.stdout)
+    assert len(ends) == 2, printed
     (_, last, done, weights), (_, other_last, other_done, other_weights) = sorted(ends)
     assert (other_last, other_weights) == (last, weights), printed
     assert int(last) >= STEPS

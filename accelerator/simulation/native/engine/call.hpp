@@ -140,6 +140,8 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
 inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
 {
     if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
+        if (C10_UNLIKELY(tensor->unsafe_storage().unsafeGetStorageImpl()->data() == nullptr && tensor->numel() != 0))
+            return false; // its storage was freed
         const auto device = tensor->device().index();
         if (look.first == nullptr) {
             look.first = tensor;

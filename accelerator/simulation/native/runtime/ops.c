@@ -79,10 +79,10 @@ EXPORT void accelerator_simulation_flipped(int ordinal)
     driver->faults_flipped(driver->devices[ordinal].gpu);
 }
 
-/* An op has found what a kernel asserts on a GPU: from now on the context fails. Returns the error if ops wait for it. */
-EXPORT cudaError_t accelerator_simulation_assert_failed(int ordinal)
+/* An op has found what breaks a kernel on a GPU: from now on the context fails. Returns the error if ops wait for it. */
+EXPORT cudaError_t accelerator_simulation_break_context(int ordinal, cudaError_t error)
 {
-    return driver->faults_break(driver->devices[ordinal].gpu, ERROR_ASSERT);
+    return driver->faults_break(driver->devices[ordinal].gpu, error);
 }
 
 /* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */

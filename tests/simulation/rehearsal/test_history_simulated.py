@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import gc
 import importlib
+import json
 import types
 import warnings
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -32,6 +34,28 @@ def test_a_point_is_the_peak_of_allocated_memory_in_its_interval(monkeypatch: py
     [point] = history._points(events)
     allocated, reserved = sum(point[:-1]), point[-1]
     assert (allocated, reserved) == (60, 100)  # at the end, less is allocated and more is reserved
+
+
+def test_each_interval_has_a_point_and_so_has_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(history, "_marks", [])
+    monkeypatch.setattr(history, "_MOST_POINTS", 2)
+    events = [event("alloc", 1, 4), event("free_requested", 1, 4), *(event("alloc", address, 1) for address in (2, 3, 4))]
+    assert [sum(point[:-1]) for point in history._points(events)] == [4, 2, 3]
+
+
+def test_each_device_that_was_used_has_its_curve(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    torch.cuda.init()
+    monkeypatch.setattr(history, "_marks", [])
+    monkeypatch.setattr(history, "_has_plot", True)
+    monkeypatch.setattr(history, "_has_snapshot", False)
+    of_snapshot = {"action": "snapshot", "size": 0}
+    traces = [[of_snapshot], [event("segment_alloc", 0, 8), event("alloc", 0, 6), of_snapshot], [event("segment_alloc", 0, 9)]]
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"device_traces": traces})
+    history.end(str(tmp_path))
+    curves = sorted(json.loads(file.read_text())["points"] for file in tmp_path.iterdir())
+    devices = sorted(json.loads(file.read_text())["device"] for file in tmp_path.iterdir())
+    assert curves == [[[0, 0, 0, 0, 0, 8], [0, 0, 0, 6, 0, 8]], [[0, 0, 0, 0, 0, 9]]]
+    assert devices == [1, 2]
 
 
 def test_the_newest_mark_decides_and_else_who_allocated(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -116,6 +140,44 @@ def test_memory_of_two_parameters_is_known_after_a_step(is_sharded: bool, monkey
     monkeypatch.setattr(torch.optim, "Optimizer", type(optimizer))
     history.note_out_of_memory()
     assert history._marks[1][1] == expected
+
+
+def test_what_holds_the_memory_of_a_device(monkeypatch: pytest.MonkeyPatch) -> None:
+    def frames(*places: tuple[str, int, str]) -> list[dict[str, Any]]:
+        return [{"filename": filename, "line": line, "name": name} for filename, line, name in places]
+
+    folder = torch.__path__[0]
+    of_torch, of_module = (f"{folder}/functional.py", 1, "split"), (f"{folder}/nn/modules/module.py", 2, "call")
+    inner, outer = ("/model.py", 3, "forward"), ("/train.py", 4, "main")
+    blocks = [
+        (0, 50, "active_allocated", frames(of_torch, inner, of_module, outer)),
+        (1, 30, "active_allocated", frames(of_torch, outer)),  # parameters
+        (2, 70, "active_allocated", frames(inner)),  # gradients
+        (3, 1000, "inactive", frames(inner)),
+        (4, 2000, "active_pending_free", frames(inner)),
+        (5, 60, "active_allocated", frames(of_torch)),
+        (6, 5, "active_allocated", []),
+        *((10 + line, 10 + line, "active_allocated", frames(("/data.py", line, "load"))) for line in range(3)),
+    ]
+    names = "address", "size", "state", "frames"
+    segments = [
+        {"device": 0, "blocks": [dict(zip(names, (0, 9999, "active_allocated", frames(outer)), strict=True))]},
+        *({"device": 1, "blocks": [dict(zip(names, each, strict=True)) for each in part]} for part in (blocks[:5], blocks[5:])),
+    ]
+    monkeypatch.setattr(torch.cuda.memory, "_snapshot", lambda: {"segments": segments})
+    found = peaks.held_memory(1, "/train.py:5 in main", {1: "parameters", 2: "gradients", 3: "parameters"})
+    assert found == peaks.Peak(
+        where="/train.py:5 in main",
+        allocated=50 + 30 + 70 + 60 + 5 + 10 + 11 + 12,
+        held=[30, 70, 0, 50 + 60 + 5, 10 + 11 + 12],
+        lines=[
+            ["/model.py:3 in forward", 120],
+            ["a backward", 60],
+            ["/train.py:4 in main", 30],
+            ["/data.py:2 in load", 12],
+            ["/data.py:1 in load", 11],
+        ],
+    )
 
 
 def test_memory_of_parameters_that_consist_of_others_or_have_none() -> None:

@@ -78,5 +78,16 @@ def test_everything_is_inside_and_to_scale(total: int, reserved: tuple[int, ...]
     assert [bottom - y for _, y in line] == pytest.approx([size * per_gib for size in reserved], abs=0.5)
     [of_gpu] = [float(each.attrib["y1"]) for each in root.iter(f"{SVG}line") if "stroke-dasharray" in each.attrib]
     assert bottom - of_gpu == pytest.approx(total * per_gib, abs=0.5)
+    assert [x for x, _ in line] == pytest.approx([64 + 720 * index / max(1, count - 1) for index in range(count)], abs=0.1)
     labels = [each.text for each in root.iter(f"{SVG}text")]
     assert labels[-len(CATEGORIES) - 1 :] == [*CATEGORIES, "reserved"]
+    # The legend has the colors of the areas, and the scale the sizes of its lines.
+    colors = [each.attrib["fill"] for each in root.iter(f"{SVG}polygon")]
+    assert [each.attrib["fill"] for each in root.iter(f"{SVG}rect")] == colors
+    assert len({*colors}) == len(CATEGORIES)
+    sizes = [each for each in root.iter(f"{SVG}text") if (each.text or "").endswith(" GiB") and "GPU" not in (each.text or "")]
+    grid = [float(each.attrib["y1"]) for each in root.iter(f"{SVG}line") if "stroke-opacity" in each.attrib]
+    assert len(sizes) == len(grid) >= 3
+    for label, height in zip(sizes, grid, strict=True):
+        assert bottom - height == pytest.approx(float((label.text or "").removesuffix(" GiB")) * per_gib, abs=0.5)
+        assert float(label.attrib["y"]) == pytest.approx(height + 4, abs=0.1)

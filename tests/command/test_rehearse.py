@@ -109,7 +109,7 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
 
 
 def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) -> None:
-    picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
+    picture, folder = tmp_path / "memory.svg", tmp_path / "new" / "snapshots"
     entries, text = figures(
         tmp_path,
         """
@@ -226,9 +226,15 @@ dist.all_reduce(x[:2**28])
 
 @pytest.mark.parametrize("ranks", [(5,), pytest.param((5, 0), marks=pytest.mark.slow)])
 def test_ranks_of_a_world_run_alone(ranks: tuple[int, ...], tmp_path: Path) -> None:
-    entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)))
+    files = ("--plot", str(tmp_path / "memory.svg"), "--snapshot", str(tmp_path / "snapshots")) if len(ranks) > 1 else ()
+    entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)), *files)
     expected = [(rank, rank % 4, rank + 1) for rank in ranks]
     assert [(entry["rank"], entry["device"], entry["peak_allocated"] // 2**28) for entry in entries] == expected
+    if files:
+        names = {f"memory-rank{rank}.svg": f"Memory of rank {rank}, cuda:{rank % 4}" for rank in ranks}
+        assert {each.name for each in tmp_path.glob("*.svg")} == {*names}
+        assert all(title in (tmp_path / name).read_text(encoding="utf-8") for name, title in names.items())
+        assert {each.name for each in (tmp_path / "snapshots").iterdir()} == {f"rank{rank}.pickle" for rank in ranks}
 
 
 @pytest.mark.parametrize(
@@ -247,6 +253,18 @@ def test_variables_are_those_of_torchrun(gpus: int, world: int, rank: int, local
         "MASTER_ADDR": "localhost",
         "MASTER_PORT": "29500",
     }
+
+
+def test_variables_of_a_command(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those of a rank replace what its parent has. Without --world-size the parent's stay."""
+    monkeypatch.setenv("RANK", "7")
+    monkeypatch.setenv("WORLD_SIZE", "9")
+    names = ("RANK", "WORLD_SIZE", "ACCELERATOR_SIM_GPUS", "ACCELERATOR_SIM_WITHOUT_PEERS", "ACCELERATOR_SIM_PLOT")
+    command = ["sh", "-c", "echo " + " ".join(f"${{{name}:-none}}" for name in names)]
+    machine = "--name", "X1", "--memory", "1GiB", "--capability", "8.0"  # which says all that the name does not
+    done = rehearse("--world-size", "2", *machine, command=command)
+    assert (done.stdout, done.stderr.count("\n")) == ("0 2 1 1 none\n", 1)
+    assert rehearse(command=command).stdout == "7 9 1 none none\n"
 
 
 @pytest.mark.slow
@@ -415,6 +433,7 @@ KEEP_CURVE = """
 @pytest.mark.slow
 def test_snapshot_and_plot(tmp_path: Path) -> None:
     picture, folder = tmp_path / "memory.svg", tmp_path / "snapshots"
+    folder.mkdir()
     file = tmp_path / "curve.json"
     figures(
         tmp_path,
@@ -582,8 +601,25 @@ def test_wrong_usage(options: list[str], message: str) -> None:
     assert done.stderr.count("\n") == 1
 
 
-def record(rank: int | None = 0, started: float = 0.0, reserved: int = GIB) -> ProcessRecord:
-    return ProcessRecord(rank, started, 5, [DeviceRecord(0, Statistics(reserved=reserved), GIB, None)], [])
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["--world-size", "4", "--rank", "0,-1", "--", "true"], "rank -1 is not in a world of 4"),
+        (["--world-size", "4", "--gpus", "0", "--", "true"], "a rank needs a GPU: --gpus must be at least 1"),
+        (["--world-size", "0", "--", "true"], "argument --world-size: world_size must be between 1 and 2147483647, not 0"),
+        ([], "no command: give one after --"),
+        (["--gpus", "1", "--", ""], "no command: give one after --"),
+    ],
+)
+def test_usage_that_is_refused_before_anything_runs(
+    options: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert _rehearse.main(options) == 2
+    assert capsys.readouterr() == ("", f"python -m accelerator rehearse: {message} (--help explains)\n")
+
+
+def record(rank: int | None = 0, started: float = 0.0, reserved: int = GIB, ooms: int = 0) -> ProcessRecord:
+    return ProcessRecord(rank, started, 5, [DeviceRecord(0, Statistics(reserved=reserved, ooms=ooms), GIB, None)], [])
 
 
 def write(folder: Path, pid: int, written: ProcessRecord, status: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -596,7 +632,8 @@ def write(folder: Path, pid: int, written: ProcessRecord, status: str | None, mo
 
 def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     failure = OutOfMemory(requested=5, free=3, op="aten::mm", where=None)
-    devices = [DeviceRecord(0, Statistics(1, 2, 3, 4), GIB, failure), DeviceRecord(2, Statistics(), 7, None)]
+    peak = Peak("a.py:9 in f", 15, [1, 2, 3, 4, 5], [["a.py:9 in f", 14], ["a backward", 1]])
+    devices = [DeviceRecord(0, Statistics(1, 2, 3, 4), GIB, failure, peak), DeviceRecord(2, Statistics(), 7, None)]
     written = record(3)._replace(devices=devices, values=[MissingValue("aten::nonzero", "a.py:8 in f", 2)])
     write(tmp_path, 1, written, None, monkeypatch)
     assert _rehearsal_record.read_ranks(tmp_path) == [Rank(3, written, None, [], None)]
@@ -615,22 +652,56 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pyte
     ("records", "expected"),
     [
         # A process without memory beside one of its rank compiles for it; rank 1 has one process, which uses none.
-        ([record(0, reserved=0), record(0), record(1, reserved=0)], [(0, GIB), (1, 0)]),
+        ([record(0, reserved=0), record(0), record(1, reserved=0)], [(0, GIB, 2), (1, 0, 3)]),
         # The process that starts the others has no rank.
-        ([record(None, 1, 0), record(1, 2), record(0, 3)], [(0, GIB), (1, GIB)]),
+        ([record(None, 1, 0), record(1, 2), record(0, 3)], [(0, GIB, 3), (1, GIB, 2)]),
         # Nothing gives the processes ranks.
-        ([record(None, 2, 30), record(None, 1, 20), record(1, 3, 10)], [(0, 20), (1, 10), (2, 30)]),
-        # Nobody uses memory.
-        ([record(None, reserved=0)], [(0, 0)]),
+        ([record(None, 2, 30), record(None, 1, 20), record(1, 3, 10)], [(0, 20, 2), (1, 10, 3), (2, 30, 1)]),
+        # A process tried to use memory.
+        ([record(None, 2, 0, ooms=1), record(None, 1, 20)], [(0, 20, 2), (1, 0, 1)]),
+        # Nobody uses memory. The command ends as its only rank does.
+        ([record(None, reserved=0)], [(0, 0, 9)]),
     ],
 )
 def test_which_processes_are_ranks(
-    records: list[ProcessRecord], expected: list[tuple[int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    records: list[ProcessRecord], expected: list[tuple[int, int, int]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for pid, written in enumerate(records, 1):
-        write(tmp_path, pid, written, "0", monkeypatch)
-    entries = rehearse_report.entries_of(_rehearsal_record.read_ranks(tmp_path), 0)
-    assert [(entry.rank, entry.peak_reserved) for entry in entries] == expected
+        write(tmp_path, pid, written, str(pid), monkeypatch)
+    entries = rehearse_report.entries_of(_rehearsal_record.read_ranks(tmp_path), 9)
+    assert [(entry.rank, entry.peak_reserved, entry.exit_status) for entry in entries] == expected
+
+
+def test_entries_have_the_figures_of_their_records() -> None:
+    failure = OutOfMemory(requested=5, free=3, op="aten::mm", where="a.py:8 in f")
+    peak = Peak("a.py:9 in f", 15, [1, 2, 3, 4, 5], [["a.py:9 in f", 15]])
+    devices = [
+        DeviceRecord(2, Statistics(11, 12, 13, 1), 14, None),
+        DeviceRecord(0, Statistics(21, 22, 23, 0), 24, failure, peak),
+        DeviceRecord(1, Statistics(31, 32, 33, 0), 34, None),
+    ]
+    records = [ProcessRecord(number, 0.0, host, devices, []) for number, host in ((0, 41), (1, 42))]
+    ranks = [Rank(0, records[0], 3, [], None), Rank(1, records[1], None, [], None)]
+    assert rehearse_report.entries_of(ranks, 9) == [
+        rehearse_report.Entry(rank, device, allocated, reserved, total, host, retries, fits, reason, status, ran_out, held)
+        for rank, host, status in ((0, 41, 3), (1, 42, None))
+        for device, allocated, reserved, total, retries, fits, reason, ran_out, held in (
+            (0, 21, 22, 24, 23, False, failure, False, peak),  # it went on
+            (1, 31, 32, 34, 33, True, None, False, None),
+            (2, 11, 12, 14, 13, False, None, True, None),
+        )
+    ]
+
+
+def test_values_of_ranks_are_counted_together() -> None:
+    first = [MissingValue("aten::item", "a.py:8 in f", 2), MissingValue("numpy", None, 1)]
+    second = [MissingValue("aten::item", "a.py:9 in f", 3), MissingValue("aten::item", "a.py:8 in f", 5)]
+    ranks = [Rank(0, record()._replace(values=values), 0, [], None) for values in (first, second)]
+    assert rehearse_report.values_of(ranks) == [
+        MissingValue("aten::item", "a.py:8 in f", 7),
+        MissingValue("numpy", None, 1),
+        MissingValue("aten::item", "a.py:9 in f", 3),
+    ]
 
 
 def test_table_word_by_word() -> None:
@@ -651,8 +722,12 @@ def test_table_word_by_word() -> None:
         fits._replace(rank=8, peak_reserved=79 * GIB),
         fits._replace(rank=9, peak_reserved=79 * GIB + 1),
         fits._replace(rank=10, peak_reserved=15 * GIB // 16, total=GIB),
+        fits._replace(rank=11, peak_reserved=15 * GIB // 16 + 1, total=GIB),
+        fails._replace(rank=12, peak_allocated=100 * GIB, peak_reserved=100 * GIB, peak=peak._replace(where=None)),
     ]
-    assert rehearse_report.format_table(entries, []).splitlines() == [
+    places = ("aten::item", "a.py:1 in f"), ("aten::nonzero", None), ("numpy", "b.py:2 in g"), ("aten::equal", "b.py:3 in g")
+    values = [MissingValue(op, where, 5) for op, where in places]
+    assert rehearse_report.format_table(entries, values).splitlines() == [
         "rank   device  peak allocated  peak reserved         of  peak host  retries  fits",
         "   0   cuda:0        1.00 GiB       1.50 GiB  80.00 GiB   0.25 GiB        0   yes",
         "   1  cuda:10        1.00 GiB       1.50 GiB  80.00 GiB   0.25 GiB       12    no",
@@ -666,6 +741,8 @@ def test_table_word_by_word() -> None:
         "   8   cuda:0        1.00 GiB      79.00 GiB  80.00 GiB   0.25 GiB        0   yes",
         "   9   cuda:0        1.00 GiB      79.00 GiB  80.00 GiB   0.25 GiB        0   yes",
         "  10   cuda:0        1.00 GiB       0.94 GiB   1.00 GiB   0.25 GiB        0   yes",
+        "  11   cuda:0        1.00 GiB       0.94 GiB   1.00 GiB   0.25 GiB        0   yes",
+        "  12   cuda:0      100.00 GiB     100.00 GiB  80.00 GiB   0.25 GiB        0    no",
         "rank 1, cuda:10 is out of memory: aten::mm at a.py:8 in f",
         "  asked for 2.00 GiB, and 0.25 GiB were free",
         "rank 2, cuda:0 is out of memory: aten::mm",
@@ -688,9 +765,24 @@ def test_table_word_by_word() -> None:
         "  near the peak, with 100.00 GiB, at a.py:9 in f, it held",
         "    100.00 GiB  activations",
         "  of which most comes from",
+        "rank 12, cuda:0 is out of memory: aten::mm at a.py:8 in f",
+        "  asked for 2.00 GiB, and 0.25 GiB were free",
+        "  it went on and needs 100.00 GiB: the smallest known GPU with that is H200",
+        "  at the peak, it held",
+        "     60.00 GiB  parameters",
+        "     40.00 GiB  activations",
+        "  of which most comes from",
+        "     99.00 GiB  a.py:9 in f",
+        "      1.00 GiB  a backward",
         "rank 9, cuda:0 leaves 1.00 GiB: the CUDA context, nccl and cuDNN take 1 to 2 GiB on a GPU",
+        "rank 11, cuda:0 leaves 0.06 GiB: the CUDA context, nccl and cuDNN take 1 to 2 GiB on a GPU",
         "rank 3 ended with status 7: its figures are those until then",
         "rank 4 was ended by a signal: its figures may lack the last second",
+        "values that were not computed decided at 4 places what follows, or may have: aten::item at a.py:1 in f, "
+        "aten::nonzero at an unknown line, numpy at b.py:2 in g and 1 more",
+    ]
+    assert rehearse_report.format_table(entries[:1], values[:1]).splitlines()[2:] == [
+        "values that were not computed decided at 1 place what follows, or may have: aten::item at a.py:1 in f"
     ]
     assert rehearse_report.format_table([], []) == "rehearsal: no process initialized CUDA or a process group\n"
 
@@ -712,14 +804,44 @@ def test_json_of_a_failure() -> None:
     }
 
 
-def test_one_allocation_beyond_the_memory_goes_on(tmp_path: Path) -> None:
-    program = """
-        import torch
-        x = torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda")
+def test_one_allocation_beyond_the_memory_of_another_gpu_goes_on(tmp_path: Path) -> None:
+    [entry], text = figures(
+        tmp_path,
         """
-    [entry], text = figures(tmp_path, program, "--memory", "1GiB")
-    assert (entry["fits"], entry["peak_allocated"]) == (False, 3 * GIB)
-    assert "  it went on and needs 3.00 GiB" in text
+        import torch
+        small = torch.empty(2**28, dtype=torch.uint8, device="cuda:1")
+        large = torch.empty(3 * 2**30, dtype=torch.uint8, device="cuda:1")
+        for _ in range(2):
+            int(small.float().sum())
+        """,
+        *("--memory", "1GiB", "--gpus", "2"),
+    )
+    line = f"{tmp_path}/program.py:{{}} in <module>".format
+    for name in ("peak_host", "smallest_gpu"):
+        del entry[name]
+    lines = [{"where": line(4), "bytes": 3 * GIB}, {"where": line(6), "bytes": GIB}, {"where": line(3), "bytes": GIB // 4}]
+    held = {**dict.fromkeys(CATEGORIES, 0), "other": 17 * GIB // 4}
+    assert entry == {
+        "rank": 0,
+        "device": 1,
+        "peak_allocated": 17 * GIB // 4 + 512,  # the sum has a block of the smallest size
+        "peak_reserved": 17 * GIB // 4 + 2**21,  # and is in a segment of small blocks
+        "total": GIB,
+        "retries": 1,
+        "fits": False,
+        "exit_status": 0,
+        "out_of_memory": {
+            "requested": 3 * GIB,
+            "free": 3 * GIB // 4,
+            "op": "aten::empty.memory_format",
+            "where": line(4),
+        },
+        "peak": {"where": line(6), "allocated": 17 * GIB // 4, "held": held, "lines": lines},
+    }
+    values = json.loads((tmp_path / "figures.json").read_text(encoding="utf-8"))["values"]
+    assert values == [{"op": "aten::item", "where": line(6), "count": 2}]
+    assert "  it went on and needs 4.25 GiB: the smallest known GPU with that is T4\n" in text
+    assert text.endswith(f"decided at 1 place what follows, or may have: aten::item at {line(6)}\n")
 
 
 def test_as_many_missing_values_as_are_named() -> None:

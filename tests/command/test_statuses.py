@@ -6,6 +6,7 @@ import itertools
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -63,3 +64,9 @@ def test_status_of_rehearse_is_that_of_the_first_rank_that_fails() -> None:
 def test_status_of_a_rehearsed_command() -> None:
     found = statuses("rehearse", [["--", "sh", "-c", end] for end in ENDS])
     assert dict(zip(ENDS, found, strict=True)) == ENDS
+
+
+def test_status_of_a_rehearsal_whose_file_cannot_be_written(tmp_path: Path) -> None:
+    missing = str(tmp_path / "none" / "figures.json")
+    found = statuses("rehearse", [["--json", missing, "--", "sh", "-c", f"exit {status}"] for status in (0, 3)])
+    assert found == [2, 3]

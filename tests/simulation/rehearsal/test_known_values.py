@@ -97,6 +97,27 @@ STEERED = {
         "scores = x.cpu()\nif (scores.softmax(-1) > 0.5).any():\n    scores[scores > 0.5]",
         [("aten::item", 2)],
     ),
+    "selections of the host": (
+        """
+        scores = x.cpu()
+        scores[scores > 0.5]
+        scores.nonzero()
+        torch.masked_select(scores, scores > 0.5)
+        x.argmax(-1).cpu().bincount(minlength=10)
+        scores.unique()
+        if scores.topk(2).indices[0, 0] == 3:
+            pass
+        scores[torch.tensor([0, 1])]  # of known indices
+        """,
+        [
+            ("aten::index.Tensor", 3),
+            ("aten::nonzero", 4),
+            ("aten::masked_select", 5),
+            ("aten::bincount", 6),
+            ("aten::_unique2", 7),
+            ("aten::item", 8),
+        ],
+    ),
     "memory that a program resizes": (
         """
         torch.full((4,), 7.0, device="cuda")  # whose memory the storage gets
@@ -153,6 +174,10 @@ NOT_STEERED = {
             correct += (model(x).argmax(1) == y).sum().item()
         print(f"{correct} of {len(y)}: {100 * correct / len(y):.1f} %")
         """,
+    "accuracy on the host": """
+        correct = (model(x).argmax(1).cpu() == y.cpu()).sum()
+        print(correct.item() / len(y), f"{correct.item()}")
+        """,
     "lengths": """
         lengths = torch.tensor([3, 5, 2]).cuda()
         longest = int(lengths.max())
@@ -187,6 +212,12 @@ NOT_STEERED = {
         noise = torch.distributions.Normal(model(x), torch.exp(model(x))).rsample()
         action = torch.distributions.Categorical(logits=model(x)).sample()
         torch.distributions.Normal(torch.zeros(2, device="cuda"), torch.rand(2, device="cuda") + 0.1).log_prob(noise[0, :2])
+        try:
+            torch.distributions.Normal(torch.zeros(2, device="cuda"), torch.tensor([1.0, -1.0]).cuda())
+        except ValueError:
+            pass
+        else:
+            raise SystemExit("values that are known are validated")
         """,
     "attention with a mask": """
         layer = nn.TransformerEncoderLayer(256, 4, batch_first=True, device="cuda")
@@ -220,6 +251,18 @@ def test_values_that_steer_are_told(name: str) -> None:
     found = [(op, line) for op, line, _ in notes(code)]
     assert [place for place in found if place in expected] == expected
     assert {line for _, line in found} == {line for _, line in expected}
+
+
+def test_each_place_is_told_with_its_count() -> None:
+    """What asks a number that is not known for its value. Arithmetic and text do not."""
+    reads = (
+        *("float(x.mean())", "value == 1", "value != 1", "value >= 1", "value <= 1", "value > 1", "1 > value", "bool(value)"),
+        *("int(value)", "math.floor(value)", "math.ceil(value)", "math.trunc(value)", "round(value)", "not number"),
+        *("number > 1", "x.sum(0).tolist()[1] < 1", "-abs(value) + 1 < 1", "divmod(number, 2)[1] == 1"),
+    )
+    begin = "import math\nvalue, number = x.mean().item(), (x > 1).sum().item()\n"
+    found = notes(begin + "\n".join(reads) + "\nfor _ in range(3):\n    value > 1\n")
+    assert found == [*(("aten::item", line, 1) for line in range(3, 3 + len(reads))), ("aten::item", 4 + len(reads), 3)]
 
 
 @pytest.mark.parametrize("name", NOT_STEERED)
@@ -264,15 +307,45 @@ def test_ranks_tell_together(tmp_path: Path) -> None:
         every = [torch.empty_like(counts) for _ in range(2)]
         dist.all_gather(every, counts)
         assert [each.tolist() for each in every] == [[0, 2], [1, 3]]
+        def new(count=2):  # whose values are known only if a collective writes such
+            return torch.empty(count, dtype=torch.int64, device="cuda")
+        parts = list(counts[:, None])
+        def check(tensor, expected):
+            assert tensor.tolist() == expected, (tensor.tolist(), expected)
+        received = new(4)
+        dist.all_gather_into_tensor(received, counts)
+        check(received, [0, 2, 1, 3])
+        for target, source in ((new(1), counts), (new(1), parts)):
+            (dist.reduce_scatter_tensor if source is counts else dist.reduce_scatter)(target, source)
+            check(target, [1 if rank == 0 else 5])
+        target = [new(1), new(1)]
+        dist.all_to_all(target, parts)
+        check(torch.cat(target), [2 * rank, 2 * rank + 1])
+        target = [new(), new()] if rank == 0 else None
+        dist.gather(counts, target)
+        if rank == 0:
+            check(torch.cat(target), [0, 2, 1, 3])
+        received = new(1)
+        dist.scatter(received, parts if rank == 1 else None, src=1)
+        check(received, [1 + 2 * rank])
         overflow = torch.isinf(torch.empty(1000, device="cuda")).any().byte()
         dist.all_reduce(overflow, dist.ReduceOp.MAX)
         assert overflow.item() == 0
         known_values = sys.modules["_accelerator_simulation._kernels.known_values"]
         assert known_values.noted() == [], known_values.noted()
         unknown = torch.empty(1000, device="cuda").topk(2).indices
+        received = new()
         dist.all_to_all_single(received, unknown)
         received.tolist()
         assert [op for op, *_ in known_values.noted()] == ["aten::tolist"]
+        # Nothing is known of what another rank sends.
+        received = torch.zeros_like(counts)
+        if rank == 0:
+            dist.send(counts, 1)
+        else:
+            dist.recv(received, 0)
+            assert int(received[1]) == 2
+        assert [op for op, *_ in known_values.noted()] == ["aten::tolist", "aten::item"][: 1 + rank]
         dist.destroy_process_group()
         if rank == 0:
             assert os.wait()[1] == 0

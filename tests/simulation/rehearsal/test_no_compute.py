@@ -222,6 +222,106 @@ def test_values() -> None:
     )
 
 
+def test_values_up_to_exact_sizes() -> None:
+    """Each tensor has the size up to which there are values, or one element more. Nobody has written its memory before."""
+    run(
+        """
+        import torch
+        def last(floats, integers, copied, more):
+            floats, integers, copied, converted = floats + more, integers + more, copied + more, 256 + more
+            def on_gpu(count, value):
+                tensor = torch.zeros(count, device="cuda")
+                tensor[-1:].fill_(value)
+                return tensor
+            source, on_host = torch.ones(copied), torch.zeros(copied)
+            small = torch.ones(converted).cuda()  # a copy from the host, which is performed
+            results = {
+                "fill of floats": torch.full((floats,), 7.0, device="cuda"),
+                "fill of integers": torch.full((integers,), 7, device="cuda"),
+                "fill of a mask": torch.ones(8 * integers - 7 * more, dtype=torch.bool, device="cuda"),
+                "range": torch.arange(1.0, floats + 1, device="cuda"),
+                "random numbers": torch.rand(floats, device="cuda"),
+                "op of floats": torch.ones(floats).cuda() + 1,
+                "op in place": torch.ones(floats).cuda().add_(1) - 1,
+                "ops of a list": torch._foreach_add([torch.ones(floats).cuda()], 1)[0],
+                "op of integers": torch.arange(1, integers + 1, device="cuda") * 2,
+                "copy from the host": source.cuda(),
+                "copy within a GPU": torch.empty(copied, device="cuda").copy_(on_gpu(copied, 7)),
+                "copy between GPUs": torch.empty(copied, device="cuda:1").copy_(on_gpu(copied, 7)),
+                "copy to the host": on_host.copy_(on_gpu(copied, 7)),
+                "copy to another type": small.half(),
+            }
+            kept.extend((results, source, small))
+            return {name for name, tensor in results.items() if tensor[-1].item()}
+        kept = []  # so that no memory is used twice
+        found = last(128, 2**17, 2**18, 1)
+        assert not found, found
+        missing = {*kept[0]} - last(128, 2**17, 2**18, 0)
+        assert not missing, missing
+        """,
+        gpus=2,
+    )
+
+
+# Calls of which several have arguments of the same types: floats (40, 50), integers (400, 500), and images.
+CALLS = (
+    *("x.sum(0)", "x.sum(1)", "x.sum(1, keepdim=True)", "x.sum(0, dtype=torch.float64)", "x.sum(0, dtype=torch.float16)"),
+    *("x.sum()", "x.sum((0, 1))", "x[:, :40] * 2", "x[:, :40].t() * 2"),
+    *("x.argmax(0)", "x.argmax(1)", "x.argmax(1, True)", "x.topk(2, 1)", "x.topk(3, 1)", "x.topk(3, 0)", "x.double().sum(0)"),
+    *("torch.cat([x, x])", "torch.cat([x, x], 1)", "torch.cat([x, x, x])", "torch.stack([x, x])", "torch.stack([x, x], 2)"),
+    *("i * 2", "i * 2.5", "i * 2j", "i > 2", "i.int() * 2", "x * 2", "x.half() * 2", "x.t() * 2", "x[:, :25] * 2"),
+    *("x[:20] * 2", "x.to(torch.float64)", "x.to(torch.float16)", "x.expand(3, 40, 50) * 2", "torch.where(i > 0, 1, 0)"),
+    *("torch.where(i > 0, 1.0, 0.0)", "torch.searchsorted(x[0], x, out_int32=True)", "torch.searchsorted(x[0], x, right=True)"),
+    *("F.pad(x, (1, 2))", "F.pad(x, (0, 3))", "F.pad(x, (1, 2), value=3)", "x.repeat(2, 1)", "x.repeat(1, 2)"),
+    *("F.conv2d(c, w)", "F.conv2d(c, w, stride=2)", "F.conv2d(c, w, padding=2)", "F.conv2d(c, w[:1])", "F.avg_pool2d(c, 2)"),
+    *("F.avg_pool2d(c, 3)", "F.one_hot(i[0], 5)", "F.one_hot(i[0], 7)", "torch._foreach_add([x, i], 1)"),
+    *("torch._foreach_add([x], 1)", "torch.empty(2, 3, 0, 5, device=x.device)"),
+    "torch.empty(2, 3, 4, 5, memory_format=torch.channels_last, device=x.device)",
+    *("torch.empty_strided((2, 3), (1, 2), device=x.device)", "torch.empty(3, dtype=torch.int8, device=x.device)"),
+)
+
+
+def test_results_are_those_of_the_arguments_of_each_call() -> None:
+    """Shapes that a call has are used again for later ones with such arguments. The CPU's results have the same."""
+    run(
+        f"""
+        import torch
+        import torch.nn.functional as F
+        def describe(name, expression):
+            x, i = torch.empty(40, 50, device=name), torch.zeros(400, 500, dtype=torch.int64, device=name)
+            c, w = torch.empty(2, 3, 16, 16, device=name), torch.empty(4, 3, 3, 3, device=name)
+            result = eval(expression, {{**globals(), **locals()}})
+            tensors = result if isinstance(result, (tuple, list)) else (result,)
+            assert {{str(tensor.device) for tensor in tensors}} == {{name}}, (expression, tensors)
+            return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
+        for expression in {CALLS!r} * 2:
+            expected = describe("cpu", expression)
+            for name in ("cuda:0", "cuda:1", "cuda:0"):
+                assert describe(name, expression) == expected, (name, expression, describe(name, expression), expected)
+        with torch.cuda.device(1):
+            assert torch.empty(3, device="cuda").device.index == torch.ones(3, device="cuda").device.index == 1
+            assert torch.empty(3, device="cuda:0").device.index == 0 and torch.cuda.current_device() == 1
+        """,
+        gpus=2,
+    )
+
+
+def test_random_fills_of_large_tensors_of_the_cpu_write_nothing() -> None:
+    run(
+        """
+        import torch
+        fills = (
+            *("normal_()", "uniform_(1, 2)", "random_()", "random_(1000)", "random_(5, 9)", "bernoulli_(1.0)"),
+            *("bernoulli_(torch.ones_like(t))", "cauchy_()", "exponential_()", "geometric_(0.5)", "log_normal_()"),
+        )
+        for fill in fills:
+            for count, is_written in ((2**18, True), (2**18 + 1, False)):
+                t = torch.zeros(count)
+                assert eval(f"t.{fill}") is t and bool(t.any()) == is_written, (fill, count)
+        """
+    )
+
+
 def test_small_integers_do_not_depend_on_earlier_values() -> None:
     run(
         """
@@ -336,6 +436,16 @@ OUT_OF_RANGE = {
     "take": "x.take(wrong)",
     "embedding": "F.embedding(wrong, x.view(10, 100))",
     "class": "F.cross_entropy(x.view(10, 100)[:3], wrong)",
+    "scatter_add": "x.scatter_add(0, wrong, x[:3])",
+    "scatter_reduce": "x.scatter_reduce(0, wrong, x[:3], 'sum')",
+    "index_copy": "x.index_copy(0, wrong, x[:3])",
+    "index_fill": "x.index_fill(0, wrong, 1)",
+    "index_reduce": "x.index_reduce(0, wrong, x[:3], 'mean')",
+    "put": "x.put(wrong, x[:3])",
+    "negative index of all": "x.take(-1001 + 0 * wrong)",
+    "index of columns": "x.view(10, 100)[0 * wrong, wrong]",
+    "as many as there are": "x[1000 + 0 * wrong]",
+    "class of pixels": "F.nll_loss(x[:960].view(1, 10, 8, 12), wrong[:2].view(1, 1, 2).expand(1, 8, 2).repeat(1, 1, 6))",
 }
 
 
@@ -356,6 +466,9 @@ def test_what_a_gpu_refuses_is_refused(compute: bool) -> None:
             raise AssertionError(name)
         # These have indices in range.
         x[torch.tensor([-1000, 999]).cuda()], F.nll_loss(x.view(10, 100), torch.full((10,), -100, device="cuda"))
+        x.take(torch.tensor([-1000, 999]).cuda()), x.view(10, 100)[:, torch.tensor([-100, 99]).cuda()]
+        x.view(10, 100).index_select(1, torch.tensor([0, 99]).cuda())
+        F.embedding(torch.tensor([0, 9]).cuda(), x.view(10, 100)), F.cross_entropy(x.view(10, 100)[:1], wrong[:1] + 99)
         """,
         compute=compute,
     )
@@ -843,6 +956,27 @@ KERNEL_MEMORY = """
 @pytest.mark.parametrize("compute", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_kernels_take_memory_while_they_run(compute: bool) -> None:
     run(KERNEL_MEMORY, compute=compute)
+
+
+def test_kernels_take_memory_of_the_device_of_their_arguments() -> None:
+    run(
+        """
+        import torch
+        x, on_host = torch.zeros(1024, 1024, device="cuda:1"), torch.zeros(1024, 1024)
+        for function, extra in (
+            (lambda: x.sum(0), 2**12 + 2**23),
+            (lambda: x.median(), 512 + 2**20 * (4 + 8 + 8 + 4 + 8)),
+            (lambda: on_host.copy_(x.t()), 2**22),
+        ):
+            before = torch.cuda.memory_allocated(1)
+            torch.cuda.reset_peak_memory_stats(1)
+            function()
+            taken = torch.cuda.max_memory_allocated(1) - before
+            assert extra <= taken <= extra + 2**12, (taken, extra)
+        assert torch.cuda.max_memory_allocated(0) == 0 and torch.cuda.current_device() == 0
+        """,
+        gpus=2,
+    )
 
 
 def test_variables_of_programs_without_ptx_have_memory() -> None:

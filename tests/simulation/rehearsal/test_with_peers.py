@@ -90,9 +90,9 @@ def test_objects_of_any_size(backend: str, tmp_path: Path) -> None:
     run(
         """
         objects = [None] * world
-        dist.all_gather_object(objects, {"rank": rank})
-        assert objects == [{"rank": 0}, {"rank": 1}]
         large = "word" * 2**19
+        dist.all_gather_object(objects, {"rank": rank, "large": large})
+        assert objects == [{"rank": 0, "large": large}, {"rank": 1, "large": large}]
         listed = [large, large.upper()] if rank == 0 else [None, None]
         dist.broadcast_object_list(listed, src=0)
         assert listed == [large, large.upper()]
@@ -105,9 +105,14 @@ def test_objects_of_any_size(backend: str, tmp_path: Path) -> None:
             if rank == 0:
                 dist.send_object_list([large], 1)
             else:
-                dist.recv_object_list(objects[:1], 0)
+                dist.recv_object_list(received, 0)
+                assert received == [large]
         assert not sys.modules["_accelerator_simulation._kernels.known_values"].noted()  # torch reads sizes
         assert torch.ones(2**20, device="cuda").sum().item() == 0, "other ops do not compute"
+        mask = torch.zeros(2**20 + 1, dtype=torch.bool, device="cuda")
+        mask[:1].fill_(rank == 0)
+        dist.broadcast(mask, 0)
+        assert mask[:1].item() == (rank == 0), "other collectives do not move large tensors"
         """,
         tmp_path,
         backend,

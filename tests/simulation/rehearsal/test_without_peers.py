@@ -73,6 +73,27 @@ def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
         value = device(4.0)
         dist.broadcast(value, 0)
         assert value.item() == 4.0
+        other = (rank + 1) % world
+        for root in {rank, other}:
+            value = device(4.0)
+            dist.reduce(value, root)
+            assert value.item() == (4.0 * world if root == rank else 4.0)
+            parts = [torch.zeros(2).cuda() for _ in range(world)] if root == rank else None
+            dist.gather(device(1.0, 2.0), parts, root)
+            assert parts is None or parts[rank].tolist() == [1.0, 2.0]
+        received = torch.zeros(1).cuda()
+        dist.scatter(received, [device(float(each)) for each in range(world)], rank)
+        assert received.item() == rank
+        dist.reduce_scatter(received, [device(float(each)) for each in range(world)], dist.ReduceOp.MAX)
+        assert received.item() == rank
+        exchanged = [torch.zeros(1).cuda() for _ in range(world)]
+        dist.all_to_all(exchanged, [device(float(each)) for each in range(world)])
+        assert [each.item() for each in exchanged] == [rank] * world
+        for count, is_moved in ((2**18, True), (2**18 + 1, False)):  # 1 MiB and more
+            source, target = torch.zeros(count).cuda(), torch.zeros(world * count).cuda()
+            source[-1:].fill_(3.0)
+            dist.all_gather_into_tensor(target, source)
+            assert target[-1].item() == 3.0 * is_moved, count
         large = dist.all_reduce(torch.empty(2**28, device="cuda"), async_op=True)
         large.wait()
         assert large.is_completed()
@@ -89,7 +110,11 @@ def test_collectives_of_the_cpu() -> None:
         value = torch.tensor([1.0])
         dist.all_reduce(value, dist.ReduceOp.MAX)
         assert value.item() == 1.0
+        gathered = [torch.empty(1) for _ in range(world)]
+        dist.all_gather(gathered, value)
+        assert [each.item() for each in gathered] == [1.0] * world
         group = dist.new_group([1, 3], backend="gloo")
+        assert (dist.get_rank(group), dist.get_world_size(group)) == (1, 2)
         dist.barrier(group)
         dist.monitored_barrier(group)
         """
@@ -108,6 +133,10 @@ def test_store_of_a_program() -> None:
         dist.destroy_process_group()
         dist.init_process_group("nccl", store=store, rank=rank, world_size=world)
         dist.barrier()
+        store = dist.FileStore("/no/such/folder", world)
+        assert isinstance(store, dist.FileStore) and store.path == "/no/such/folder"
+        store.wait(["of another rank"])
+        assert store.get("of another rank") == bytes(128)
         """
     )
 
@@ -176,6 +205,12 @@ def test_ranks_of_init_methods() -> None:
             url = "env://" if query is None else "tcp://localhost:1" + query
             dist.init_process_group("nccl", init_method=url, **given)
             assert (dist.get_rank(), dist.get_world_size()) == (5, 7), (url, given, variables)
+        for name in environment:
+            dist.destroy_process_group() if dist.is_initialized() else None
+            os.environ.update(environment)
+            del os.environ[name]
+            with pytest.raises(ValueError, match=f"environment variable {name} expected, but not set"):
+                dist.init_process_group("nccl")
         """
     )
 
@@ -186,13 +221,21 @@ def test_objects() -> None:
         objects = [None] * world
         dist.all_gather_object(objects, {"rank": rank})
         assert objects == [{"rank": 3}] * world
+        objects[0]["rank"] = 4  # the ranks' objects are others
+        assert objects[1:] == [{"rank": 3}] * (world - 1)
         dist.gather_object("mine", None, dst=0)
+        dist.gather_object("mine", objects)  # to rank 0
+        assert objects[0] == {"rank": 4}
+        with pytest.raises(RuntimeError, match="scatter_object_list: this rank is rehearsed alone"):
+            dist.scatter_object_list([None], ["a"] * world)  # from rank 0
         dist.gather_object("mine", objects, dst=rank)
         assert objects == ["mine"] * world
         # Its pickle is larger than the collectives that write memory.
         listed = ["kept" * 2**19]
         dist.broadcast_object_list(listed, src=0)
         assert listed == ["kept" * 2**19]
+        if hasattr(dist, "send_object_list"):
+            dist.send_object_list(["to nobody"], 0)
         with pytest.raises(RuntimeError, match="recv_object_list: this rank is rehearsed alone"):
             dist.recv_object_list([None], src=0)
         """

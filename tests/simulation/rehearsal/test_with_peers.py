@@ -75,10 +75,11 @@ def test_large_tensors_are_not_moved(tmp_path: Path) -> None:
             work.wait()
         torch.cuda.synchronize()
         assert all(work.is_completed() for work in works)
-        mask = torch.empty(2**20 + 1, dtype=torch.bool, device="cuda")
-        mask[:1].fill_(rank == 0)
-        dist.broadcast(mask, 0)
-        assert mask[:1].item() == (rank == 0)
+        for count, dtype in ((2**20 + 1, torch.bool), (2**18 + 1, torch.float32)):  # of 1 MiB and an element
+            values = torch.empty(count, dtype=dtype, device="cuda")
+            values[:1].fill_(rank == 0)
+            dist.broadcast(values, 0)
+            assert values[:1].item() == (rank == 0), dtype
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
         """,
         tmp_path,

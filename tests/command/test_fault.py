@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
+import tempfile
+from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from accelerator._command import fault as command
+from accelerator.simulation import _fault_table, _faults
+from accelerator.simulation._state_folder import state_folder
 from tests.command.test_simulate import takes_cuda_build
 from tests.support.simulation import REPOSITORY, evaluate, linux_only, python
 
@@ -78,6 +86,178 @@ def test_faults_reach_the_machine_with_a_state(tmp_path: Path) -> None:
     assert evaluate(COUNT, 2, state=state) == 15
     assert fault("--state", str(state), "clear", "gpu=1").returncode == 0
     assert evaluate(COUNT, 2, state=state) == 0
+
+
+FIRST = """
+hang,gpu=2,after_collectives=7: waits, after 0 collectives
+xid=63,gpu=1: over, fired at T on GPU 1
+slow=1us,after_seconds=900: waits
+xid=64,gpu=2: over, fired at T on GPU 2
+xid=92,gpu=1: over, fired at T on GPU 1
+xid=79,gpu=0: active, fired at T on GPU 0
+flip=3,gpu=1: waits, after 0 ops
+link,gpu=1,after_launches=2: waits, after 0 launches
+GPU 0: lost, 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reboot the node
+GPU 1: 0 uncorrectable and 1 corrected ECC errors, 1 remapped rows (pending); to do: drain and reset the GPU
+GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reset the GPU
+"""
+AFTER_RESET_OF_GPU_2 = [
+    ("hang,gpu=2,after_collectives=7: waits", "hang,gpu=2,after_collectives=7: cleared, never fired"),
+    ("GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reset the GPU\n", ""),
+]
+AFTER_CLEAR_OF_GPU_1 = [
+    ("flip=3,gpu=1: waits", "flip=3,gpu=1: cleared, never fired"),
+    ("link,gpu=1,after_launches=2: waits", "link,gpu=1,after_launches=2: cleared, never fired"),
+    (" (pending); to do: drain and reset the GPU", "; to do: none"),
+]
+AFTER_RESET: list[tuple[str, str]] = []  # a lost GPU cannot be reset
+AFTER_CLEAR = [
+    ("slow=1us,after_seconds=900: waits", "slow=1us,after_seconds=900: cleared, never fired"),
+    ("79,gpu=0: active", "79,gpu=0: cleared"),
+    ("GPU 0: lost, 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reboot the node\n", ""),
+]
+
+
+def test_status_word_by_word(tmp_path: Path) -> None:
+    state, expected = tmp_path / "state", FIRST[1:]
+    faults = [line.partition(":")[0] for line in expected.splitlines() if not line.startswith("GPU")]
+    # NVML alone fires what concerns no process.
+    program = "report([code(n.nvmlDeviceGetHandleByIndex, gpu) for gpu in range(3)])"
+    assert evaluate(program, 3, state=state, faults=faults) == [15, 0, 0]
+
+    def described() -> str:
+        return re.sub(r"\d\d:\d\d:\d\d", "T", _faults.describe(state))
+
+    assert described() == expected
+    for gpu, is_reset, changes in (
+        (2, True, AFTER_RESET_OF_GPU_2),
+        (1, False, AFTER_CLEAR_OF_GPU_1),
+        (None, True, AFTER_RESET),
+        (None, False, AFTER_CLEAR),
+    ):
+        _faults.end(state, gpu, is_reset=is_reset)
+        for before, after in changes:
+            assert before in expected
+            expected = expected.replace(before, after)
+        assert described() == expected, (gpu, is_reset)
+
+
+def test_a_fault_of_a_node_is_only_that_nodes(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    assert evaluate(COUNT, 2, state=state, faults=["hang,node=1"]) == 0  # a machine alone is node 0
+    assert _faults.describe(state) == ""
+    _faults.add(state, _fault_table.parse("hang"))
+    _faults.add(state, _fault_table.parse("flip=3,node=1"))
+    assert _faults.describe(state) == "hang: waits\nflip=3,node=1: waits, after 0 ops\n"
+
+
+@pytest.fixture
+def folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[Path]]:
+    """Return the folders of two clusters and of a machine, whose commands run. There is one whose command has ended."""
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.delenv("ACCELERATOR_SIM_STATE", raising=False)
+    with ExitStack() as running:
+        found = sorted(running.enter_context(state_folder()) for _ in range(3))
+        (tmp_path / "accelerator-simulation-ended").mkdir()
+        found.append(tmp_path / "accelerator-simulation-ended")
+        (found[3] / "lock").touch()
+        # In this order, because the order of the files of a folder is often that of their creation.
+        for name in ("state-10", "state-2", "state-0.problem", "state-1", "state-0", "ended-1", "ended-0"):
+            (found[0] / name).touch()
+        for name in ("state-0", "ended-0", "state.races"):
+            (found[1] / name).touch()
+        for folder in found[2:]:
+            (folder / "state").touch()
+            (folder / "ended-1").touch()
+        (found[2] / "ended-1").unlink()
+        yield found
+
+
+def names(folders: list[Path]) -> list[str]:
+    """Return the states of the fixture's machines in the order in which they are named."""
+    return [str(folders[0] / f"state-{node}") for node in (0, 1, 2, 10)] + [
+        str(folders[1] / "state-0"),
+        str(folders[2] / "state"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("xid=94,gpu=1 node=2", [("add", 2, "xid=94,gpu=1,node=2")]),
+        ("hang gpu=3 for=2 node=10", [("add", 3, "hang,gpu=3,for=2,node=10")]),
+        ("clear node=1", [("end", 1, None, False)]),
+        ("node=10 gpu=2 clear", [("end", 3, 2, False)]),
+        ("reset gpu=3 node=1", [("end", 1, 3, True)]),
+        ("--state {5} reset", [("end", 5, None, True)]),
+        ("--state {4} slow=1ms", [("add", 4, "slow=1ms")]),
+    ],
+)
+def test_words_reach_the_machine_that_they_name(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, words: str, expected: list[Any]
+) -> None:
+    states, calls = names(folders), []
+    monkeypatch.setattr(_faults, "add", lambda state, fault: calls.append(("add", states.index(str(state)), fault.words)))
+    monkeypatch.setattr(
+        _faults, "end", lambda state, gpu, *, is_reset: calls.append(("end", states.index(str(state)), gpu, is_reset))
+    )
+    assert command.main(words.format(*states).split()) == 0
+    assert calls == expected
+    monkeypatch.setenv("ACCELERATOR_SIM_STATE", states[4])  # a process on a machine means its own
+    assert command.main(["clear"]) == 0
+    assert calls[len(expected) :] == [("end", 4, None, False)]
+
+
+def test_status_names_the_machine_if_there_are_several(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = names(folders)
+    monkeypatch.setattr(_faults, "describe", lambda state: "" if state.name == "state-1" else f"of {state.name}\n")
+    assert command.main(["status"]) == 0
+    texts = ["of state-0\n", "", "of state-2\n", "of state-10\n", "of state-0\n", "of state\n"]
+    assert capsys.readouterr().out == "".join(f"{state}\n{text}" for state, text in zip(states, texts, strict=True))
+    assert command.main(["status", "node=2"]) == command.main(["status", "node=1"]) == 0
+    assert capsys.readouterr().out == "of state-2\nno faults\n"
+    assert command.main(["status", "node=0"]) == 0
+    assert capsys.readouterr().out == f"{states[0]}\nof state-0\n{states[4]}\nof state-0\n"
+
+
+def test_one_of_several_machines_must_be_named(folders: list[Path], capsys: pytest.CaptureFixture[str]) -> None:
+    states = names(folders)
+    prefix = "python -m accelerator fault: "
+    several = f"{prefix}several machines run; name one by node=N or --state: "
+    for word in ("clear", "reset", "hang"):
+        assert command.main([word]) == 1
+        assert capsys.readouterr().err == f"{several}{', '.join(states)}\n"
+    assert command.main(["hang", "node=0"]) == 1
+    assert capsys.readouterr().err == f"{several}{states[0]}, {states[4]}\n"
+    assert command.main(["status", "node=3"]) == 1
+    assert capsys.readouterr().err == f"{prefix}no simulated machine with a node 3 runs on which a process has used a GPU\n"
+
+
+def test_a_restart_removes_the_mark_of_the_node(
+    folders: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    states = names(folders)
+
+    def marks() -> list[str]:
+        return [f"{number}/{mark.name}" for number, folder in enumerate(folders) for mark in sorted(folder.glob("ended-*"))]
+
+    prefix = "python -m accelerator fault: "
+    assert command.main(["restart", "node=0"]) == 1
+    several = f"node 0 of several clusters has failed; name one by --state: {states[0]}, {states[4]}"
+    assert capsys.readouterr().err == f"{prefix}{several}\n"
+    assert command.main(["restart", "node=2"]) == 1
+    none = "no node 2 has failed in a cluster that runs with --on-node-failure continue"
+    assert capsys.readouterr().err == f"{prefix}{none}\n"
+    assert marks() == ["0/ended-0", "0/ended-1", "1/ended-0", "3/ended-1"]
+    assert command.main(["restart", "node=1"]) == 0
+    assert marks() == ["0/ended-0", "1/ended-0", "3/ended-1"]
+    monkeypatch.setenv("ACCELERATOR_SIM_STATE", states[4])
+    assert command.main(["--state", states[2], "restart", "node=0"]) == 0
+    assert marks() == ["1/ended-0", "3/ended-1"]
+    assert command.main(["restart", "node=0"]) == 0
+    assert marks() == ["3/ended-1"]
 
 
 @takes_cuda_build

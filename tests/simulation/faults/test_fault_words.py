@@ -33,6 +33,101 @@ def test_the_xids_are_those_of_the_guide() -> None:
     assert sorted(int(number) for row in rows for number in row.split(",")) == sorted(XIDS)
 
 
+# What the table of the guide calls the errors of CUDA, and the columns of NVML's.
+ERRORS = {
+    "nothing": 0,
+    "unspecified launch failure": 719,
+    "an illegal memory access": 700,
+    "uncorrectable ECC error": 214,
+    "uncorrectable NVLink error": 220,
+    "unknown error": 999,
+}
+SCOPES = {
+    "nobody": "process",
+    "all users": "users",
+    "all users; new processes do not find the GPU": "users",
+    "all users, new processes": "reset",
+}
+MARKS = {
+    "ECC error": 1,
+    "remapped row": 2,
+    "a remapped row that waits for a reset": 2,
+    "failed remapping": 4,
+    "corrected error": 8,
+}
+ACTIONS = {"reset": 1, "reboot": 2, "drain and reset": 4}
+
+
+def test_the_table_of_xids_is_that_of_the_guide() -> None:
+    guide = (Path(__file__).parents[3] / "docs/faults.md").read_text().replace("*", "")
+    documented = {}
+    for numbers, process, others, nvml in re.findall(r"^\| ([0-9, ]+) " + r"\| ([^|]*) " * 3, guide, re.MULTILINE):
+        hang = re.match(r"hangs for (\d+) s, then ", process)
+        words = nvml.split(", ")
+        actions = [ACTIONS[word.removeprefix("action: ")] for word in words if word.startswith("action: ")]
+        kind = "lost" if "GPU is lost" in words else "hang" if hang else "note" if process == "nothing" else "error"
+        for number in numbers.split(", "):
+            documented[int(number)] = Xid(
+                text=XIDS[int(number)].text,
+                kind=kind,
+                scope=SCOPES[others],
+                error=ERRORS[process[hang.end() :] if hang else process],
+                marks=sum(MARKS.get(word, 0) for word in words),
+                recovery=sum(actions),
+                duration=int(hang[1]) if hang else 0,
+            )
+    assert documented == XIDS
+
+
+# The names of the numbers of a row, in their order, and what they are if a fault does not say otherwise.
+ROW = dict(kind="", scope="users", clock="none", marks="0", xid="0", error="0", recovery="0", gpu="0", node="-1", rank="-1")
+ROW |= dict.fromkeys(("at", "chance", "seed", "amount", "duration"), "0")
+
+
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ("hang", {}),
+        ("hang,gpu=3,for=2.5", {"gpu": "3", "duration": "2500000000"}),
+        ("hang,rank=2", {"gpu": "-1", "rank": "2"}),
+        ("hang,node=1", {"node": "1"}),
+        ("hang,gpu=1,rank=2", {"gpu": "1", "rank": "2"}),
+        ("slow=20ms,after_ops=7", {"amount": "20000000", "clock": "ops", "at": "7"}),
+        ("slow=500us,after_launches=8", {"amount": "500000", "clock": "launches", "at": "8"}),
+        ("slow=1.5s,after_collectives=9", {"amount": "1500000000", "clock": "collectives", "at": "9"}),
+        ("link,after_seconds=1.5", {"clock": "seconds", "at": "1500000000"}),
+        ("link,node=1", {"gpu": "-1", "node": "1"}),  # no collective of the node goes on
+        ("link,node=1,gpu=2", {"gpu": "2", "node": "1"}),
+        ("flip=3", {"amount": "3", "clock": "ops"}),
+        ("flip=63,after_collectives=2", {"amount": "63", "clock": "collectives", "at": "2"}),
+        ("kill,after_ops=4", {"scope": "process", "clock": "ops", "at": "4", "gpu": "-1"}),
+        ("kill,node=1", {"clock": "ops", "gpu": "-1", "node": "1"}),
+        ("kill,rank=0", {"scope": "process", "clock": "ops", "gpu": "-1", "rank": "0"}),
+        ("hang,probability=.5,seed=9", {"clock": "ops", "chance": str(2**31), "seed": "9"}),
+        ("hang,probability=1,after_seconds=2", {"clock": "seconds", "at": "2000000000", "chance": str(2**32)}),
+        ("hang,probability=.000000001", {"clock": "ops", "chance": "4"}),
+        (
+            "xid=109",
+            {"kind": "hang", "scope": "process", "xid": "109", "error": "719", "recovery": "1", "duration": "2000000000"},
+        ),
+        (
+            "xid=119,for=.5",
+            {"kind": "hang", "scope": "reset", "xid": "119", "error": "999", "recovery": "1", "duration": "500000000"},
+        ),
+        (
+            "xid=94,gpu=1",
+            {"kind": "error", "scope": "process", "xid": "94", "gpu": "1", "marks": "3", "error": "214", "recovery": "4"},
+        ),
+    ],
+)
+def test_the_numbers_of_a_row(words: str, expected: dict[str, str]) -> None:
+    numbers, printed, text = encode([parse(words)]).split("|")
+    kind = re.split("[,=]", words)[0]
+    assert dict(zip(ROW, numbers.split(" "), strict=True)) == {**ROW, "kind": kind, **expected}
+    assert printed == words
+    assert bool(text) == words.startswith("xid")
+
+
 @pytest.mark.parametrize(
     ("mapping", "words"),
     [

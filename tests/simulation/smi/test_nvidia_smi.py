@@ -81,6 +81,63 @@ def test_query_of_one_gpu(field: str) -> None:
     assert query("index", f"--id={name}", gpus=3) == [["1"]]
 
 
+def test_several_gpus_are_chosen_in_every_view() -> None:
+    (_, uuid, _, bus) = (row[0] for row in query("uuid", gpus=2) + query("pci.bus_id", gpus=2))
+    chosen = ("-i", f"2,{bus}")
+    assert query("index,count,pci.domain,pci.bus,pci.device", *chosen, gpus=3) == [
+        ["1", "3", "0x0000", "0x02", "0x00"],
+        ["2", "3", "0x0000", "0x03", "0x00"],
+    ]
+    assert query("index", f"--id={uuid},0", gpus=3) == [["0"], ["1"]]
+    assert re.findall(r"^GPU (\d)", smi("-L", *chosen, gpus=3).stdout, re.MULTILINE) == ["1", "2"]
+    assert re.findall(r"^\|   (\d)  Simulated", smi(*chosen, gpus=3).stdout, re.MULTILINE) == ["1", "2"]
+    assert re.findall(r"^GPU 00000000:(\d\d)", smi("-q", *chosen, gpus=3).stdout, re.MULTILINE) == ["02", "03"]
+    assert smi("-i", "3", gpus=3).returncode == 6
+
+
+def test_formats() -> None:
+    found = {form: smi("--query-gpu=index,utilization.gpu", f"--format={form}").stdout for form in FORMATS}
+    assert found == FORMATS
+
+
+FORMATS = {
+    "csv": "index, utilization.gpu [%]\n0, 13 %\n",
+    "csv,nounits": "index, utilization.gpu [%]\n0, 13\n",
+    "csv,noheader": "0, 13 %\n",
+    "csv,nounits,noheader": "0, 13\n",
+}
+
+
+# In the order of NVML's bits: the names of queries, and the lines of -q, which has them in another order.
+REASONS = {
+    "gpu_idle": "Idle",
+    "applications_clocks_setting": "Applications Clocks Setting",
+    "sw_power_cap": "SW Power Cap",
+    "hw_slowdown": "HW Slowdown",
+    "sync_boost": "Sync Boost",
+    "sw_thermal_slowdown": "SW Thermal Slowdown",
+    "hw_thermal_slowdown": "HW Thermal Slowdown",
+    "hw_power_brake_slowdown": "HW Power Brake Slowdown",
+}
+
+
+@pytest.mark.parametrize("prefix", ["clocks_event_reasons", "clocks_throttle_reasons"])
+def test_each_reason_of_slow_clocks_is_active_alone(prefix: str) -> None:
+    bits = [1 << bit for bit in range(len(REASONS))]
+    fields = ",".join([f"{prefix}.active", *(f"{prefix}.{name}" for name in REASONS)])
+    header, *rows = smi(f"--query-gpu={fields}", "--format=csv", gpus=len(bits), clock_reasons=bits).stdout.splitlines()
+    assert header.split(", ") == [field.replace(prefix, "clocks_event_reasons") for field in fields.split(",")]
+    assert [row.split(", ") for row in rows] == [
+        [f"0x{bit:016X}", *("Active" if each == bit else "Not Active" for each in bits)] for bit in bits
+    ]
+
+
+def test_details_name_the_reason_of_slow_clocks() -> None:
+    bits = [1 << bit for bit in range(len(REASONS) + 1)]
+    printed = smi("-q", "-d", "PERFORMANCE", gpus=len(bits), clock_reasons=bits).stdout
+    assert re.findall(r"^ *(\S.*?) *: Active$", printed, re.MULTILINE) == [*REASONS.values(), "Display Clock Setting"]
+
+
 def test_list_of_mig_instances() -> None:
     lines = smi("-L", gpus=2, mig=[None, 2]).stdout.splitlines()
     assert [line.partition("UUID")[0] for line in lines] == [
@@ -96,16 +153,23 @@ def test_list_of_mig_instances() -> None:
 def test_processes(tmp_path: Path) -> None:
     program = f"""
         allocate({64 * MIB})
+        allocate({32 * MIB}, 1)
         import subprocess
         fields = "--query-compute-apps=pid,process_name,used_memory,gpu_uuid"
         run = lambda *words: subprocess.run(["nvidia-smi", *words], capture_output=True, text=True).stdout
-        uuid = n.nvmlDeviceGetUUID(handles()[0])
-        report([run(fields, "--format=csv").splitlines(), f"{{os.getpid()}}, {{sys.executable}}, 64 MiB, {{uuid}}",
-                [line.split()[1:6] for line in run().splitlines() if "  C  " in line], str(os.getpid())])
+        uuids = [n.nvmlDeviceGetUUID(handle) for handle in handles()]
+        memory = ["--query-gpu=memory.used,memory.free,memory.total", "--format=csv,noheader"]
+        details = [line.split(": ")[1] for line in run("-q", "-d", "PIDS", "-i", "1").splitlines() if line.startswith("      ")]
+        report([run(fields, "--format=csv").splitlines(),
+                [f"{{os.getpid()}}, {{sys.executable}}, {{size}} MiB, {{uuid}}" for size, uuid in zip((64, 32), uuids)],
+                [[*line.split()[1:6], line.split()[-2]] for line in run().splitlines() if "  C  " in line],
+                run(*memory).splitlines(), details, str(os.getpid()), sys.executable])
     """
-    rows, expected, table, pid = evaluate(program, state=tmp_path / "state")
-    assert rows == ["pid, process_name, used_gpu_memory [MiB], gpu_uuid", expected]
-    assert table == [["0", "N/A", "N/A", pid, "C"]]
+    rows, expected, table, memory, details, pid, name = evaluate(program, 2, state=tmp_path / "state")
+    assert rows == ["pid, process_name, used_gpu_memory [MiB], gpu_uuid", *expected]
+    assert table == [["0", "N/A", "N/A", pid, "C", "64MiB"], ["1", "N/A", "N/A", pid, "C", "32MiB"]]
+    assert memory == ["64 MiB, 8128 MiB, 8192 MiB", "32 MiB, 8160 MiB, 8192 MiB"]
+    assert details == ["N/A", "N/A", pid, "C", name, "32 MiB"]
 
 
 # A program in C, because 257 forks of Python take long.
@@ -299,6 +363,8 @@ GPU 00000000:01:00.0
     GPU Recovery Action                                : None
     PCI
         Bus                                            : 0x01
+        Device                                         : 0x00
+        Domain                                         : 0x0000
         Device Id                                      : 0x233010DE
         Bus Id                                         : 00000000:01:00.0
         Sub System Id                                  : 0x16C110DE
@@ -424,6 +490,32 @@ def test_details_of_one_part() -> None:
         line.strip() for line in smi("-q", "--display=memory,TEMPERATURE").stdout.splitlines() if re.match(r" {4}\S", line)
     ]
     assert sections == ["FB Memory Usage", "BAR1 Memory Usage", "Temperature"]
+
+
+PARTS = {
+    "MEMORY": ["FB Memory Usage", "BAR1 Memory Usage"],
+    "UTILIZATION": ["Utilization"],
+    "ECC": ["ECC Mode", "ECC Errors"],
+    "TEMPERATURE": ["Temperature"],
+    "POWER": ["GPU Power Readings"],
+    "CLOCK": [
+        *("Clocks", "Applications Clocks", "Default Applications Clocks", "Max Clocks", "Max Customer Boost Clocks"),
+    ],
+    "COMPUTE": ["Compute Mode"],
+    "PIDS": ["Processes"],
+    "PERFORMANCE": ["Performance State", "Clocks Event Reasons"],
+    "PAGE_RETIREMENT": ["Retired Pages"],
+    "ACCOUNTING": ["Accounting Mode", "Accounting Mode Buffer Size"],
+    "ENCODER_STATS": ["Encoder Stats"],
+    "ROW_REMAPPER": ["Remapped Rows"],
+    "FBC_STATS": ["FBC Stats"],
+}
+
+
+@pytest.mark.parametrize("part", PARTS)
+def test_a_part_has_its_sections(part: str) -> None:
+    printed = smi("-q", "-d", part).stdout
+    assert re.findall(r"^ {4}(\w.*?)(?: *:.*)?$", printed, re.MULTILINE) == PARTS[part]
 
 
 @pytest.mark.parametrize("machine", [{"driver": "absent"}, {"nvml": "absent"}])

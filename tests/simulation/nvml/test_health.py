@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from accelerator.simulation import _fault_table, _faults
 from tests.support import simulated_environment
 from tests.support.simulation import evaluate, linux_only, run
 
@@ -136,6 +137,40 @@ def test_nvidia_smi_shows_errors_and_what_to_do(tmp_path: Path) -> None:
         0,
         ["Enabled, 0, 1, 0, No, No, None", "Enabled, 0, 0, 1, Yes, No, Drain and Reset"],
     )
+
+
+FIRE = """
+import accelerator as acc
+cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
+assert cuda.cuInit(0) == 0
+assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) in (0, 214)
+cuda.cuCtxSetCurrent(context)
+code = cuda.cuCtxSynchronize()
+report([code, acc.telemetry(0).ecc_errors, acc.telemetry(1).ecc_errors, acc.telemetry(1).recovery_action])
+"""
+
+
+def test_counters_since_a_reset_and_in_all(tmp_path: Path) -> None:
+    """No two counters of the GPU are equal. The other GPU has none."""
+    state, faults = tmp_path / "state", [*["xid=92,gpu=1"] * 3, "xid=94,gpu=1"]
+    assert run(FIRE, simulated_environment(gpus=2, state=state, faults=faults)) == [214, 0, 1, "drain and reset"]
+    _faults.end(state, None, is_reset=True)
+    child = simulated_environment(gpus=2, state=state)
+    for fault in faults:
+        _faults.add(state, _fault_table.parse(fault))
+    assert run(FIRE, child) == [214, 0, 1, "drain and reset"]
+    errors = [f"ecc.errors.{kind}.{span}" for span in ("volatile", "aggregate") for kind in ("corrected", "uncorrected")]
+    expected = {"total": "3, 1, 6, 2", "dram": "3, 1, 6, 2", "sram": "0, 0, 0, 0"}
+    for memory, counted in expected.items():
+        fields = ",".join(f"{name}.{memory}" for name in errors)
+        assert smi(child, f"--query-gpu={fields}", "--format=csv,noheader") == (0, ["0, 0, 0, 0", counted])
+    fields = ",".join(f"remapped_rows.{name}" for name in ("correctable", "uncorrectable", "pending", "failure"))
+    rows = ["00000000:01:00.0, 0, 0, No, No", "00000000:02:00.0, 0, 2, Yes, No"]
+    assert smi(child, f"--query-remapped-rows=gpu_bus_id,{fields}", "--format=csv,noheader") == (0, rows)
+    details = "\n".join(smi(child, "-q", "-d", "ECC", "-i", "1")[1])
+    assert re.findall(r"DRAM (?:Corr|Uncorr)ectable *: (\d)", details) == ["3", "1", "6", "2"]
+    table = [line.split()[-2] for line in smi(child)[1] if re.match(r"\|   \d  Simulated", line)]
+    assert table == ["0", "1"]
 
 
 def test_nvidia_smi_names_a_lost_gpu_and_shows_the_others(tmp_path: Path) -> None:

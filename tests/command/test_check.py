@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import datetime
 import importlib.util
 import json
 import re
+import socket
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +14,11 @@ from typing import Any
 
 import pytest
 
-from accelerator._command import not_offered
+import accelerator
+from accelerator import __main__
+from accelerator._command import check as check_command
+from accelerator._command import cluster_check, not_offered
+from accelerator._command.check import Checked, Result
 from accelerator._machine.discovery_result import NotSupported
 from tests.support import module, plain_environment, python, simulated_environment
 from tests.support.discovery import on_simulated_gpus
@@ -215,3 +221,171 @@ def test_missing_collectives_are_not_a_failure(monkeypatch: pytest.MonkeyPatch) 
     ]
     failing(lacking, "TimeoutError: no answer")
     assert [result.problem for result in command._all_reduce([0, 1], "openreg")] == [lacking, "TimeoutError: no answer"]
+
+
+DEVICES = tuple(
+    accelerator.VisibleDevice(*range(len(accelerator.VisibleDevice._fields)))._replace(index=i, name=f"X{i}", uuid=f"GPU-{i}")
+    for i in range(3)
+)
+PASSED = Checked("3 x X", DEVICES, (Result("fork", None, "safe", None), Result("memory", "cuda:0", "free", None)), None)
+FAILED = Checked(
+    "3 x X (simulated)",
+    DEVICES,
+    (
+        Result("fork", None, "safe", None),
+        Result("all-reduce", None, None, "no sum"),
+        Result("memory", "cuda:0", None, "no memory"),
+        Result("memory", "cuda:2", "free", None),
+        Result("random", "cuda:0", None, "no memory"),
+        Result("random", "cuda:2", None, "no memory"),
+        Result("graphs", "cuda:0", None, "no graph"),
+        Result("extensions", None, None, "no sum"),
+    ),
+    "cuda:1 (X1) is broken",
+)
+CAUSES = [
+    "cuda:1 (X1) is broken",
+    "all-reduce, extensions: no sum",
+    "cuda:0: memory, random: no memory",
+    "cuda:2: random: no memory",
+    "cuda:0: graphs: no graph",
+]
+
+
+def use_result(checked: Checked, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a check find this, and show an area on one device and on two."""
+
+    def run(only: int | None = None, *, show: Any = None, say: Any = None) -> Checked:
+        if say:
+            say(f"on {checked.where}")
+            if checked.dead:
+                say(checked.dead, failed=True)
+            show(Result("fork", None, "safe", None))
+            show(Result("memory", "cuda:0, cuda:2", "free", None))
+        return checked
+
+    monkeypatch.setattr(check_command, "run", run)
+
+
+@pytest.mark.parametrize("has_color", [False, True])
+def test_lines_of_a_check(has_color: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setenv("FORCE_COLOR" if has_color else "NO_COLOR", "1")
+    monkeypatch.delenv("NO_COLOR" if has_color else "FORCE_COLOR", raising=False)
+    good, bad = ("\033[32m✓\033[0m", "\033[31m✗\033[0m") if has_color else ("✓", "✗")
+    areas = [f"{good} fork: safe", f"{good} memory: free (cuda:0, cuda:2)"]
+    use_result(PASSED, monkeypatch)
+    assert __main__.main(["check"]) == 0
+    assert capsys.readouterr().out.splitlines() == ["on 3 x X", *areas, "all areas passed"]
+    use_result(FAILED, monkeypatch)
+    assert __main__.main(["check"]) == 1
+    first, *others = (f"{bad} {cause}" for cause in CAUSES)
+    assert capsys.readouterr().out.splitlines() == ["on 3 x X (simulated)", first, *areas, *others, "5 problems"]
+
+
+def test_document_of_a_check(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    for checked, status in ((PASSED, 0), (FAILED, 1)):
+        use_result(checked, monkeypatch)
+        begin = datetime.datetime.now().astimezone().replace(microsecond=0)
+        assert __main__.main(["check", "--json"]) == status
+        document = json.loads(capsys.readouterr().out)
+        assert begin <= datetime.datetime.fromisoformat(document.pop("time")) <= datetime.datetime.now().astimezone()
+        assert document == {
+            "schema": 1,
+            "version": accelerator.__version__,
+            "host": socket.gethostname(),
+            "passed": status == 0,
+            "where": checked.where,
+            "simulated": accelerator.simulation.is_simulated(),
+            "devices": [{"index": i, "name": f"X{i}", "uuid": f"GPU-{i}"} for i in range(3)],
+            "areas": [dict(zip(("area", "device", "saw", "problem"), result, strict=True)) for result in checked.results],
+            "problems": CAUSES if status else [],
+        }
+
+
+def test_a_rank_is_checked_as_one_of_the_cluster(monkeypatch: pytest.MonkeyPatch) -> None:
+    found: list[object] = []
+    monkeypatch.setattr(cluster_check, "main", lambda **options: found.append(options) or 1)
+    monkeypatch.setattr(check_command, "main", lambda **options: found.append(options) or 0)
+    for name in ("RANK", "WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    assert __main__.main(["check", "--timeout", "7"]) == 0
+    monkeypatch.setenv("RANK", "1")
+    assert __main__.main(["check", "--json"]) == 0  # of another tool
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    assert __main__.main(["check"]) == __main__.main(["check", "--json", "--timeout", "7.5"]) == 1
+    ours = [{"as_json": False}, {"as_json": True}]
+    assert found == [*ours, {"as_json": False, "timeout": 60.0}, {"as_json": True, "timeout": 7.5}]
+
+
+def test_an_area_names_the_devices_on_which_it_passed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of three devices all, or those; of two both by name. The indices are those of the devices."""
+    wrong = {"memory": {2}, "dtypes": {0, 1, 2}}
+
+    def use(names: list[str], usable: list[int]) -> None:
+        devices = tuple(DEVICES[0]._replace(index=i, name=name) for i, name in enumerate(names))
+        monkeypatch.setattr(accelerator, "visible_devices", lambda: devices)
+        monkeypatch.setattr(accelerator, "usable_devices", lambda: tuple(devices[i] for i in usable))
+
+    def replace(name: str) -> None:
+        def area(index: int | None = None) -> str:
+            if index in wrong.get(name, ()):
+                raise check_command.check_areas.Wrong(f"wrong {name}")
+            return f"saw {index}" if name == "random" else "saw"
+
+        area.__name__ = name
+        monkeypatch.setattr(check_command.check_areas, name, area)
+
+    for name in {*AREAS} - {"all-reduce", "devices"}:
+        replace(name)
+    monkeypatch.setattr(check_command.check_areas, "devices_in_turn", lambda indices: f"saw {indices}")
+    monkeypatch.setattr(check_command.all_reduce, "across", lambda indices: f"saw {indices}")
+    monkeypatch.setattr(check_command, "_on_current_device", lambda each: each)
+    monkeypatch.setattr(accelerator, "unavailable_reason", lambda *, strict=False: "cuda:1 is broken" if strict else None)
+    monkeypatch.setattr(accelerator, "device_name", lambda: "cuda")
+    monkeypatch.setattr(accelerator.simulation, "is_simulated", lambda: False)
+
+    def run(only: int | None = None) -> tuple[Checked, dict[str, tuple[str | None, str | None]]]:
+        shown: list[Result] = []
+        said: list[str] = []
+        found = check_command.run(only, show=shown.append, say=lambda text, **_: said.append(text))
+        assert said == [f"on {found.where}", *([found.dead] if found.dead else [])]
+        return found, {result.area: (result.device, result.saw) for result in shown}
+
+    use(["A", "B", "A"], [0, 1, 2])
+    found, passed = run()
+    assert (found.where, found.dead, found.passed) == ("3 x A, B", None, False)
+    assert {name: passed.pop(name) for name in ("all-reduce", "devices", "memory", "random")} == {
+        "all-reduce": (None, "saw [0, 1, 2]"),
+        "devices": (None, "saw [0, 1, 2]"),
+        "memory": ("cuda:0, cuda:1", "saw"),
+        "random": ("all devices", "saw 0; saw 1; saw 2"),
+    }
+    everywhere = dict.fromkeys(("monitoring", "streams", "arithmetic", "tensors", "graphs", "checkpointing"), "all devices")
+    assert passed == {name: (everywhere.get(name), "saw") for name in AREAS if name in passed}
+    assert set(AREAS) - {*passed, "all-reduce", "devices", "memory", "random"} == {"dtypes"}
+    assert check_command.causes(found) == [
+        "cuda:2: memory: wrong memory",
+        "cuda:0: dtypes: wrong dtypes",
+        "cuda:1: dtypes: wrong dtypes",
+        "cuda:2: dtypes: wrong dtypes",
+    ]
+
+    use(["A", "B", "A"], [0, 2])
+    found, passed = run()
+    assert (found.dead, found.passed) == ("cuda:1 is broken", False)
+    assert (passed["monitoring"], passed["streams"]) == (("all devices", "saw"), ("cuda:0, cuda:2", "saw"))
+    assert (passed["devices"], passed["memory"]) == ((None, "saw [0, 2]"), ("cuda:0", "saw"))
+
+    use(["A", "B"], [0, 1])
+    found, passed = run()
+    assert (found.where, passed["streams"]) == ("2 x A, B", ("cuda:0, cuda:1", "saw"))
+
+    use(["A", "B", "A"], [0, 1])
+    found, passed = run(1)
+    assert (found.where, found.dead, passed["streams"], passed["devices"]) == (
+        "1 x B",
+        None,
+        ("cuda:1", "saw"),
+        (None, "saw [1]"),
+    )
+    assert "all-reduce" not in passed

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import accelerator
+from accelerator._command import cluster_check
+from accelerator._command.check import Checked, Result
 from tests.support import module, plain_environment, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -235,3 +238,180 @@ def test_invalid_variables(variables: dict[str, str], message: str) -> None:
     assert done.returncode == 2
     assert message in done.stderr
     assert done.stderr.count("\n") == 1
+
+
+# ---- Rank 0's table and document, from what the ranks have written to the store. ----
+
+
+class FakeStore:
+    """A store of which the others have written their part."""
+
+    def __init__(self, **values: Any) -> None:
+        self.values = {name: json.dumps(value).encode() for name, value in values.items()}
+
+    def check(self, names: list[str]) -> bool:
+        return all(name in self.values for name in names)
+
+    def get(self, name: str) -> bytes:
+        return self.values[name]
+
+    def set(self, name: str, value: str) -> None:
+        self.values[name] = value.encode()
+
+
+def row(rank: int, *problems: str, **changed: Any) -> dict[str, Any]:
+    """Return the result of a rank that has passed, or in which these areas failed."""
+    return {
+        "rank": rank,
+        "host": f"host{rank // 2}",
+        "device": f"cuda:{rank % 2}",
+        "name": "X",
+        "uuid": f"GPU-0123456789-{rank}",
+        "driver": "580.1",
+        "torch": "2.14.0",
+        "python": "3.11.7",
+        "accelerator": "1.0",
+        "missing": False,
+        "passed": not problems,
+        "areas": [{"area": area, "problem": None} for area in ("discovery", "memory", "memory", "random")],
+        "failed": [problem.partition(":")[0] for problem in problems],
+        "problems": [f"cuda: {problem}" for problem in problems],
+        **changed,
+    }
+
+
+RESULTS = [
+    row(0, uuid=None, device="cpu"),
+    row(1, "memory: full"),
+    row(3, "memory: full", "random: wrong", torch="2.13.0", python="3.12.1"),
+    row(4, driver=None, host="a-host-with-a-very-long-name"),
+    row(5, host="a-host-with-a-very-long-name", uuid="GPU-0123456789-4", torch="2.13.0"),
+    row(6),
+]
+TABLE = """
+8 ranks on 4 hosts: 4 passed, 2 failed, 2 missing
+
+rank  host            device  UUID          driver  torch   areas
+   0  host0           cpu                   580.1   2.14.0  3 passed
+   1  host0           cuda:1  GPU-01234567  580.1   2.14.0  memory failed
+   2                                                        missing
+   3  host1           cuda:1  GPU-01234567  580.1   2.13.0  2 failed
+   4  a-host-…g-name  cuda:0  GPU-01234567          2.14.0  3 passed
+   5  a-host-…g-name  cuda:1  GPU-01234567  580.1   2.13.0  3 passed
+   6  host3           cuda:0  GPU-01234567  580.1   2.14.0  3 passed
+   7                                                        missing
+✗ ranks 1, 3: cuda: memory: full
+✗ rank 3: cuda: random: wrong
+✗ ranks 2, 7: no answer by the deadline
+"""
+DIFFERENCES = [
+    "driver is 580.1 on ranks 0-1, 3, 5-6, unknown on rank 4",
+    "torch is 2.14.0 on ranks 0-1, 4, 6, 2.13.0 on ranks 3, 5",
+    "python is 3.11.7 on ranks 0-1, 4-6, 3.12.1 on rank 3",
+    "ranks 4-5 share GPU-0123456789-4 on a-host-with-a-very-long-name",
+]
+
+
+def lead(store: FakeStore, size: int, monkeypatch: pytest.MonkeyPatch, *, as_json: bool, reduced: str | None = None) -> int:
+    """Run rank 0, whose own result is the first one; nobody comes later."""
+    monkeypatch.setattr(cluster_check, "_check", lambda launch: RESULTS[0])
+    monkeypatch.setattr(cluster_check, "_all_reduce", lambda *_: reduced)
+    monkeypatch.setattr(cluster_check, "_exit_status", lambda status: status)  # which may end a process with threads
+    monkeypatch.setattr(accelerator, "communication_backend_name", lambda: "nccl")
+    monkeypatch.setenv("NO_COLOR", "1")
+    store.values |= {f"left/{rank}": b"null" for rank in range(size)}
+    return cluster_check._lead(store, cluster_check._Launch(0, size, 0), 0.0, as_json)
+
+
+def test_table_and_document_of_ranks_that_differ(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    others = {f"checked/{result['rank']}": result for result in RESULTS[1:]}
+    store = FakeStore(**others)
+    assert lead(store, 8, monkeypatch, as_json=False) == 1
+    assert store.values["next"] == b"done:1"
+    last = "no all-reduce: it needs every rank, and none may have failed"
+    expected = [*TABLE[1:].splitlines(), *(f"differs: {text}" for text in DIFFERENCES), last]
+    assert capsys.readouterr().out.splitlines() == expected
+    assert lead(FakeStore(**others), 8, monkeypatch, as_json=True) == 1
+    by_rank = {result["rank"]: result for result in RESULTS}
+    assert json.loads(capsys.readouterr().out) == {
+        "schema": 1,
+        "passed": False,
+        "missing": [2, 7],
+        "failed": [1, 3],
+        "all_reduce": None,
+        "differences": DIFFERENCES,
+        "ranks": [by_rank.get(rank, {"rank": rank, "passed": False, "missing": True}) for rank in range(8)],
+    }
+
+
+@pytest.mark.parametrize(
+    ("reduced", "problem"),
+    [
+        ((None, None, None), None),
+        ((None, "the sum is 1, not 6", None), "rank 1: the sum is 1, not 6"),
+        (("late", None, "later"), "rank 0: late; rank 2: later"),
+        ((None,), "ranks 1-2: no answer"),
+    ],
+)
+def test_the_all_reduce_decides_too(
+    reduced: tuple[str | None, ...], problem: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    values = {f"checked/{rank}": row(rank) for rank in (1, 2)} | {
+        f"reduced/{rank}": text for rank, text in enumerate(reduced) if rank
+    }
+    status, whole = int(problem is not None), "3 ranks over nccl"
+    store = FakeStore(**values)
+    assert lead(store, 3, monkeypatch, as_json=False, reduced=reduced[0]) == status
+    assert store.values["next"] == f"done:{status}".encode()
+    lines = capsys.readouterr().out.splitlines()
+    assert (lines[0], lines[-1]) == (
+        "3 ranks on 2 hosts: 3 passed, 0 failed, 0 missing",
+        f"✗ all-reduce: {problem}" if problem else f"✓ all-reduce: {whole}",
+    )
+    assert lead(FakeStore(**values), 3, monkeypatch, as_json=True, reduced=reduced[0]) == status
+    document = json.loads(capsys.readouterr().out)
+    assert (document["passed"], document["missing"], document["failed"]) == (not status, [], [])
+    assert document["all_reduce"] == {"saw": None if problem else whole, "problem": problem}
+
+
+@pytest.mark.parametrize(("count", "local_rank", "index"), [(0, 0, 0), (1, 3, 0), (4, 3, 3), (2, 0, 0), (2, 2, None)])
+def test_a_rank_checks_the_device_of_its_local_rank(
+    count: int, local_rank: int, index: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A launcher may make one device visible to each rank."""
+    empty = accelerator.VisibleDevice(*[None] * len(accelerator.VisibleDevice._fields))  # type: ignore[arg-type]
+    devices = tuple(empty._replace(index=i, name=f"X{i}", uuid=f"GPU-{i}") for i in range(count))
+    areas = (Result("memory", "cuda", None, "full"), Result("random", "cuda", "saw", None), Result("memory", "cuda", None, "x"))
+    asked: list[int | None] = []
+
+    def run(only: int | None = None) -> Checked:
+        asked.append(only)
+        return Checked("X", devices, areas, "it is dead")
+
+    monkeypatch.setattr(cluster_check.check, "run", run)
+    monkeypatch.setattr(accelerator, "visible_devices", lambda: devices)
+    monkeypatch.setattr(accelerator, "device_count", lambda: count)
+    monkeypatch.setattr(accelerator, "driver_version", lambda: "580.1")
+    monkeypatch.setattr(accelerator, "device_name", lambda index=None: "cpu" if index is None else f"cuda:{index}")
+    monkeypatch.setattr(cluster_check, "_host", lambda: "host")
+    result = cluster_check._check(cluster_check._Launch(5, 8, local_rank))
+    assert asked == ([] if index is None else [index])
+    has_device, build = index is not None and count > 0, cluster_check.torch_build.read()
+    assert result == {
+        "rank": 5,
+        "host": "host",
+        "device": f"cuda:{index}" if has_device else "cpu" if asked else None,
+        "name": f"X{index}" if has_device else None,
+        "uuid": f"GPU-{index}" if has_device else None,
+        "driver": "580.1",
+        "torch": build and build.version,
+        "python": ".".join(map(str, sys.version_info[:3])),
+        "accelerator": accelerator.__version__,
+        "missing": False,
+        "passed": False,
+        "areas": [area._asdict() for area in areas] if asked else [],
+        "failed": ["devices", "memory"] if asked else ["devices"],
+        "problems": ["it is dead", "cuda: memory: full", "cuda: memory: x"]
+        if asked
+        else ["LOCAL_RANK is 2, and 2 devices are visible"],
+    }

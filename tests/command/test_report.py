@@ -6,6 +6,7 @@ import contextlib
 import datetime
 import json
 import os
+import platform
 import re
 import select
 import signal
@@ -19,7 +20,8 @@ from typing import Any
 import pytest
 
 import accelerator
-from accelerator._command import report, report_text
+from accelerator import __main__
+from accelerator._command import report, report_text, terminal
 from tests.support import plain_environment, simulated_environment
 from tests.support.discovery import BUILD, on_simulated_gpus
 
@@ -49,7 +51,9 @@ def facts(environment: dict[str, str]) -> dict[str, Any]:
 @on_simulated_gpus
 def test_json() -> None:
     begin = int(time.time())
-    document = facts(simulated_environment({"CUDA_VISIBLE_DEVICES": "1,0,x"}, gpus=2, name=["Zero", "One"]))
+    machine: dict[str, Any] = {"name": ["Zero", "One", "Two"], "memory": ["8GiB", "16GiB", "4GiB"], "numa": [0, 3, 1]}
+    machine["capability"] = ["9.0", "8.6", "10.0"]
+    document = facts(simulated_environment({"CUDA_VISIBLE_DEVICES": "1,0,x"}, gpus=3, **machine))
     assert BUILD
     assert list(document) == KEYS
     assert [list(device) for device in document["devices"]] == [DEVICE_KEYS] * 2
@@ -65,33 +69,50 @@ def test_json() -> None:
     assert document["environment"]["CUDA_VISIBLE_DEVICES"]["value"] == "1,0,x"
     reading = "'1' is cuda:0, '0' is cuda:1, 'x' is not a number, which ends the list"
     assert document["environment"]["CUDA_VISIBLE_DEVICES"]["reading"] == reading
-    first = document["devices"][0]
+    assert document["python"] == platform.python_version()
+    first, second = document["devices"]
+    (hidden,) = document["hidden"]
     assert first.pop("uuid").startswith("GPU-c9")
+    assert second.pop("uuid").startswith("GPU-79")
+    assert hidden.pop("uuid").startswith("GPU-29")
     expected = {
         "index": 0,
         "physical_index": 1,
         "name": "One",
         "pci_bus_id": "00000000:02:00.0",
-        "compute_capability": [9, 0],
-        "total_memory": 8 * 2**30,
+        "compute_capability": [8, 6],
+        "total_memory": 16 * 2**30,
         "memory_used": 0,
         "utilization": 20,
         "memory_usage": 12,
         "temperature": 31,
+        "memory_temperature": 41,
         "power_draw": 61000,
         "power_limit": 700000,
         "clock_rate": 1015,
+        "fan_speed": 26,
         "throttled": False,
         "ecc_errors": 0,
         "recovery_action": "none",
-        "numa_node": 0,
+        "numa_node": 3,
         "mig": None,
         "usable": None,
         "processes": [],
         "problem": None,
     }
-    assert {key: first[key] for key in expected} == expected
-    assert document["hidden"] == []
+    assert first == expected
+    expected |= {"index": 1, "physical_index": 0, "name": "Zero", "pci_bus_id": "00000000:01:00.0", "numa_node": 0}
+    expected |= {"compute_capability": [9, 0], "total_memory": 8 * 2**30, "utilization": 13, "memory_usage": 7}
+    expected |= {"temperature": 30, "memory_temperature": 40, "power_draw": 60000, "clock_rate": 1000, "fan_speed": 25}
+    assert second == expected
+    assert hidden == {
+        "physical_index": 2,
+        "name": "Two",
+        "pci_bus_id": "00000000:03:00.0",
+        "total_memory": 4 * 2**30,
+        "mig": None,
+        "problem": None,
+    }
 
 
 @on_simulated_gpus
@@ -395,6 +416,241 @@ def test_text_fits_the_columns(machine: dict[str, Any]) -> None:
         assert not any("\033" in line for line in lines)
 
 
+FACTS: dict[str, Any] = {
+    **dict.fromkeys(KEYS),
+    "version": "1.2",
+    "python": "3.11.7",
+    "host": "here",
+    "time": "2026-01-02T03:04:05.678+01:00",
+    "torch": {"version": "2.14.0", "cuda": "13.0", "hip": None},
+    "accelerator": "cuda",
+    "available": True,
+    "driver": {"version": "580.1", "cuda": "13.2"},
+    "nvml": {"available": False, "problem": "no answer"},
+    "environment": {
+        "CUDA_DEVICE_ORDER": {"value": "x", "reading": "the fastest device first"},
+        "ROCR_VISIBLE_DEVICES": {"value": "1", "reading": report.UNREAD},
+        "CUDA_VISIBLE_DEVICES": {"value": "3,1", "reading": "read"},
+    },
+    "devices": [
+        {
+            **dict.fromkeys(DEVICE_KEYS),
+            "index": 0,
+            "physical_index": 3,
+            "name": "First",
+            "uuid": "GPU-3",
+            "pci_bus_id": "00000000:04:00.0",
+            "compute_capability": [10, 3],
+            "total_memory": 100 * 2**30,
+            "memory_used": 95 * 2**30,
+            "utilization": 5,
+            "memory_usage": 6,
+            "temperature": 75,
+            "power_draw": 61999,
+            "power_limit": 700000,
+            "clock_rate": 1980,
+            "memory_temperature": 90,
+            "throttled": True,
+            "recovery_action": "drain and reset",
+            "numa_node": 0,
+            "processes": [
+                {"pid": 12, "name": "/usr/bin/python3 -m x", "user": None, "memory_used": None},
+                {"pid": 4321, "name": None, "user": "a-user-with-a-long-name", "memory_used": 3 * 2**29},
+            ],
+            "problem": "half of it is gone",
+        },
+        {
+            **dict.fromkeys(DEVICE_KEYS),
+            "index": 1,
+            "physical_index": 1,
+            "name": "Second MIG 1g",
+            "compute_capability": [9, 0],
+            "total_memory": 8 * 2**30,
+            "memory_used": 2**30,
+            "temperature": 99,
+            "power_draw": 59500,
+            "recovery_action": "reboot",
+            "mig": [2, 0],
+            "usable": False,
+            "processes": [{"pid": 7, "name": "/opt/trainer", "user": "me", "memory_used": 2**30}],
+        },
+    ],
+    "hidden": [
+        {"physical_index": 0, "name": "Zero", "mig": None, "problem": None},
+        {"physical_index": 1, "name": "Second", "mig": None, "problem": None},
+        {"physical_index": 1, "name": "Second MIG 1g", "mig": [1, 0], "problem": None},
+        {"physical_index": 2, "name": None, "mig": None, "problem": "it is lost"},
+    ],
+}
+HEADING = """\
+accelerator 1.2 on here, 2026-01-02 03:04:05
+Python 3.11.7, torch 2.14.0 built for CUDA 13.0
+NVIDIA driver 580.1, up to CUDA 13.2
+available: 2 cuda devices, each tried in a child process
+CUDA_DEVICE_ORDER='x': the fastest device first
+ROCR_VISIBLE_DEVICES='1': not read, as this torch has no use for it
+CUDA_VISIBLE_DEVICES='3,1': read
+NVML does not answer: no answer
+cuda:0: half of it is gone
+"""
+ACTIVITY = """
+GPU  memory                      busy   temp     power     clock
+  0  ██████░  95.0 of 100.0 GiB   5 %  75 °C  61/700 W  1980 MHz  slow to reset
+  1  █░░░░░░     1.0 of 8.0 GiB        99 °C      59 W            dead to reboot
+"""
+IDENTITY = """
+GPU  name                    PCI bus    CC  NUMA  MIG
+  0  First          00000000:04:00.0  10.3     0
+  1  Second MIG 1g                     9.0        2/0
+
+GPU  UUID
+  0  GPU-3
+"""
+USERS = """
+GPU   PID  user           memory  process
+  0    12                         python3
+  0  4321  a-user…-name  1.5 GiB
+  1     7  me            1.0 GiB  trainer
+
+in MIG instances: GPU 1 (Second)
+hidden by CUDA_VISIBLE_DEVICES: GPU 0 (Zero), GPU 1 MIG 1/0 (Second MIG 1g)
+GPU 2 fails: it is lost
+"""
+STYLES = {
+    "1": [line for line in (HEADING + ACTIVITY + IDENTITY + USERS).splitlines() if line.startswith(("accelerator", "GPU  "))],
+    "2": ["in MIG instances: GPU 1 (Second)", "hidden by CUDA_VISIBLE_DEVICES: GPU 0 (Zero), GPU 1 MIG 1/0 (Second MIG 1g)"],
+    "31": [
+        *("NVML does not answer: no answer", "cuda:0: half of it is gone", "GPU 2 fails: it is lost"),
+        *("██████░", "95.0 of 100.0 GiB", "slow to reset", "99 °C", "dead to reboot"),
+    ],
+    "32": ["available: 2 cuda devices, each tried in a child process"],
+    "33": ["75 °C"],
+}
+
+
+def test_text_word_by_word(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    expected = HEADING + ACTIVITY + IDENTITY + USERS
+    assert report_text.format_report(FACTS) == expected
+    selected = HEADING.replace("devices,", "devices selected,")
+    assert report_text.format_report(FACTS, brief=True, selected=True) == selected + ACTIVITY + USERS
+    for style, texts in STYLES.items():
+        for text in texts:
+            assert expected.count(text) == 1
+            expected = expected.replace(text, f"\033[{style}m{text}\033[0m")
+    assert report_text.format_report(FACTS, color=True) == expected
+
+
+@pytest.mark.parametrize(
+    ("changed", "expected"),
+    [
+        ({"torch": None, "accelerator": None}, "Python 3.11.7, no torch"),
+        ({"torch": {"version": "2.9", "cuda": None, "hip": "6.4"}}, "Python 3.11.7, torch 2.9 built for ROCm 6.4"),
+        (
+            {"torch": {"version": "2.9", "cuda": None, "hip": None}, "accelerator": "xpu"},
+            "Python 3.11.7, torch 2.9 built for xpu",
+        ),
+        (
+            {"torch": {"version": "2.9", "cuda": None, "hip": None}, "accelerator": None},
+            "Python 3.11.7, torch 2.9 built for the CPU",
+        ),
+        ({"driver": {"version": None, "cuda": "13.2"}}, "NVIDIA driver unknown, up to CUDA 13.2"),
+        (
+            {"driver": {"version": "580.1", "cuda": None}, "simulated": True},
+            "NVIDIA driver 580.1, up to CUDA unknown (simulated)",
+        ),
+        ({"driver": {"version": None, "cuda": None}, "simulated": True}, "simulated GPUs, driver version unknown"),
+        ({"devices": [FACTS["devices"][0]]}, "available: 1 cuda device (listed, not tried: --strict tries them)"),
+        ({"devices": [FACTS["devices"][0]], "initialized": True}, "available: 1 cuda device"),
+        ({"available": False, "unavailable_reason": "why"}, "not available: why"),
+    ],
+)
+def test_lines_of_the_heading(changed: dict[str, Any], expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    heading = report_text.format_report({**FACTS, **changed}).split("\n\n")[0].splitlines()
+    assert expected in heading
+    concerns_nvml = (changed.get("torch", FACTS["torch"]) or {"cuda": None})["cuda"] is not None
+    assert ("NVML does not answer: no answer" in heading) == concerns_nvml
+    assert len(heading) == len(HEADING.splitlines()) - (not concerns_nvml)
+
+
+def test_nvmls_problem_is_told_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    lost = {**FACTS, "devices": [], "available": False, "unavailable_reason": "NVML says: no answer"}
+    text = report_text.format_report(lost)
+    assert "not available: NVML says: no answer\n" in text
+    assert text.count("no answer") == 1
+    assert "hidden by CUDA_VISIBLE_DEVICES: " in text
+    assert "\nGPU  " not in text
+    without_variable = {**lost, "environment": {}}
+    assert "\nhidden from this torch: " in report_text.format_report(without_variable)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "waits", "options"),
+    [
+        (["--watch"], 2.0, {"strict": False, "ids": None}),
+        (["report", "--watch", ".5", "--strict", "--id", "1"], 0.5, {"strict": True, "ids": "1"}),
+        (["--watch", "3", "--json"], 3.0, {"strict": False, "ids": None}),
+    ],
+)
+def test_what_watch_repeats(
+    arguments: list[str],
+    waits: float,
+    options: dict[str, Any],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    waited: list[float] = []
+    collected: list[dict[str, Any]] = []
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.delenv("FORCE_COLOR", raising=False)
+    monkeypatch.setattr(report, "collect", lambda **given: collected.append(given) or FACTS)
+    monkeypatch.setattr(terminal, "is_quit_pressed", lambda seconds: waited.append(seconds) or len(waited) == 2)
+    assert __main__.main(arguments) == 0
+    assert (waited, collected) == ([waits] * 2, [options] * 2)
+    printed = capsys.readouterr().out
+    if "--json" in arguments:
+        assert [json.loads(line) for line in printed.splitlines()] == [json.loads(json.dumps(FACTS))] * 2
+    else:
+        heading = HEADING.replace("devices,", "devices selected,") if "--id" in arguments else HEADING
+        assert printed == f"{heading}{ACTIVITY}{USERS}\n" * 2
+
+
+@pytest.mark.parametrize(
+    ("count", "shown"), [(1, "1"), (4, "1 2 3 4"), (5, "1 2 3 ... 2 more lines"), (9, "1 2 3 ... 6 more lines")]
+)
+def test_a_redrawn_text_leaves_the_last_line_to_the_cursor(
+    count: int, shown: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setenv("LINES", "5")
+    monkeypatch.setenv("COLUMNS", "80")
+    assert terminal.redraw("".join(f"{number}\n" for number in range(1, count + 1)))
+    lines = re.sub(r"(?<=\d) (?=[\d.])", "\n", shown).splitlines()
+    assert capsys.readouterr().out == "\033[H" + "".join(f"{line}\033[K\n" for line in lines) + "\033[J"
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="no such terminals there")
+def test_keys_that_end_a_watch(monkeypatch: pytest.MonkeyPatch) -> None:
+    import pty
+    import termios
+
+    ours, its = pty.openpty()
+    with open(its, closefd=False) as stdin:
+        monkeypatch.setattr(sys, "stdin", stdin)
+        before = termios.tcgetattr(its)
+        with terminal.single_keys():
+            assert not terminal.is_quit_pressed(0)
+            for keys in (b"q", b"xyQ"):
+                os.write(ours, keys)
+                assert terminal.is_quit_pressed(60)
+            os.write(ours, b"x")
+            assert not terminal.is_quit_pressed(0.05)
+        assert termios.tcgetattr(its) == before
+    os.close(ours)
+    os.close(its)
+
+
 @pytest.mark.parametrize(
     ("columns", "width", "tables"),
     [(1, 60, 5), (60, 60, 5), (61, 61, 5), (66, 66, 5), (71, 71, 5), (72, 72, 4), (80, 80, 4), (81, 80, 4), (300, 80, 4)],
@@ -449,7 +705,8 @@ def test_widest_figures_fit_the_columns(columns: int, width: int, tables: int, m
 def test_processes_are_listed() -> None:
     program = """
 import ctypes, getpass, os, re
-from accelerator._command import report, report_text
+from accelerator import __main__
+from accelerator._command import report, report_text, terminal
 library, context, pointer = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p(), ctypes.c_uint64()
 assert library.cuInit(0) == 0 and library.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) == 0
 assert library.cuCtxSetCurrent(context) == 0 and library.cuMemAlloc_v2(ctypes.byref(pointer), ctypes.c_size_t(2**30)) == 0

@@ -218,7 +218,7 @@ def test_state_is_shared_and_removed() -> None:
 
 
 @takes_cuda_build
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
 def test_signals_are_forwarded_to_the_command(signal_number: signal.Signals) -> None:
     # A signal that arrives just before signal.pause() would not end the pause.
     program = f"""

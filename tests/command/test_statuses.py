@@ -36,6 +36,8 @@ def statuses(command: str, calls: list[list[str]]) -> list[int]:
 
 # What ends a command, and its status.
 ENDS = {"exit 0": 0, "exit 1": 1, "exit 3": 3, "exit 255": 255, "kill -TERM $$": 143, "kill -KILL $$": 137}
+# Python ignores these two signals, and a command does not.
+ENDS |= {"kill -PIPE $$": 141, "kill -XFSZ $$": 153}
 # Libraries write the races of all processes to this file.
 RACE = 'echo race >> "$ACCELERATOR_SIM_RACE_FILE"; '
 

@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 
 from accelerator._machine import torch_build
+from accelerator.simulation._node_output import NodeOutput
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, python
 
 _build = torch_build.read()
@@ -81,7 +82,9 @@ def test_variables_of_the_nodes() -> None:
         expected |= {f"[node {node}] {name}={value}{node}" for name, value in own.items()}
         assert expected <= set(lines), lines
     (port,) = ports
-    assert int(port) > 1024
+    # No outgoing connection of another process takes it before the command listens on it.
+    first_of_connections = Path("/proc/sys/net/ipv4/ip_local_port_range").read_text().split()[0]
+    assert 1024 < int(port) < int(first_of_connections)
     assert sum(line.endswith(f"PET_RDZV_ENDPOINT=127.0.0.1:{port}") for line in lines) == 3
 
 
@@ -254,6 +257,30 @@ class TestOutput:
             assert run.communicate("yes\n", DEADLINE)[0] == "\n"
 
     @pytest.mark.parametrize(
+        ("writes", "expected"),
+        [
+            ([(0, "a", 1), (0, "b\n", 1)], ["[node 0] ab\n", ""]),
+            ([(0, "a", 1), (1, "b\n", 1), (0, "c\n", 1)], ["[node 0] a\n[node 1] b\n[node 0] c\n", ""]),
+            ([(0, "a", 1), (0, "b", 2), (0, "c\n", 2)], ["[node 0] a\n", "[node 0] bc\n"]),
+            (
+                [(1, "a\n\nb", 1), (0, "c", 1), (1, "d\n", 1)],
+                ["[node 1] a\n[node 1] \n[node 1] b\n[node 0] c\n[node 1] d\n", ""],
+            ),
+            ([(0, "1%\r2%", 1), (0, "\r3%\n", 1)], ["[node 0] 1%\r[node 0] 2%\r[node 0] 3%\n", ""]),
+        ],
+    )
+    def test_another_line_ends_an_unfinished_one(self, writes: list[tuple[int, str, int]], expected: list[str]) -> None:
+        output, pipes = NodeOutput(), {target: os.pipe() for target in (1, 2)}
+        for node, text, target in writes:
+            assert output._write(node, text.encode(), pipes[target][1])
+        found = []
+        for reading, writing in pipes.values():
+            os.close(writing)
+            with open(reading, newline="") as file:
+                found.append(file.read())
+        assert found == expected
+
+    @pytest.mark.parametrize(
         ("written", "expected"),
         [
             ("\\377\\n", b"[node 0] \xff\n"),
@@ -376,6 +403,32 @@ while True:
             assert without_compilation(errors) == ""
             assert run.returncode == 5
 
+    def test_a_node_that_goes_on_after_a_signal_gets_stronger_ones(self) -> None:
+        program = """
+import signal
+from accelerator.simulation import _cluster
+_cluster._GRACE_S, send = 0.1, _cluster._send
+def tell(number, pids):
+    if isinstance(pids, dict):  # the nodes, not what they leave behind
+        print(signal.Signals(number).name, flush=True)
+    send(number, pids)
+_cluster._send = tell
+"""
+        script = """
+            trap '' TERM
+            trap 'test $SLURM_NODEID = 1 || exit 5' INT
+            echo ready
+            while :; do sleep 0.05; done
+        """
+        command = [sys.executable, "-c", program + SIMULATE, "--nodes", "2", "--", "sh", "-c", script]
+        with subprocess.Popen(
+            command, cwd=REPOSITORY, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        ) as run:
+            read_until(run.stdout, {"[node 0] ready", "[node 1] ready"})
+            run.send_signal(signal.SIGINT)
+            output, errors = run.communicate(timeout=DEADLINE)
+            assert (run.returncode, output.split(), without_compilation(errors)) == (5, ["SIGINT", "SIGTERM", "SIGKILL"], "")
+
     def test_interrupt_of_a_terminal_reaches_each_node_once(self) -> None:
         import pty
 
@@ -404,6 +457,17 @@ print("from the kernel" if codes == [128] else f"sent by {codes}", flush=True)
         assert sorted(filter(None, lines)) == expected
         assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
         os.close(terminal)
+
+
+def test_faults_of_nodes_that_never_fired_are_named_in_their_order() -> None:
+    faults = ("hang,node=1,after_ops=5", "slow=1ms,after_collectives=3", "flip=1,node=0")
+    options = (word for fault in faults for word in ("--fault", fault))
+    done = simulate("--nodes", "2", *options, "--", "nvidia-smi", "-L")
+    assert (done.returncode, len(done.stdout.splitlines())) == (0, 2)
+    of_both = "slow=1ms,after_collectives=3 never fired, after 0 collectives"
+    lines = [of_both, "flip=1,node=0 never fired, after 0 ops", "hang,node=1,after_ops=5 never fired, after 0 ops", of_both]
+    expected = [f"python -m accelerator simulate: the fault {line}" for line in lines]
+    assert without_compilation(done.stderr).splitlines() == expected
 
 
 def test_no_file_is_left_behind(tmp_path: Path) -> None:

@@ -9,7 +9,8 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import TYPE_CHECKING
+from types import SimpleNamespace
+from typing import TYPE_CHECKING, Any
 
 import pytest
 
@@ -171,6 +172,44 @@ def test_build_prints_an_absolute_path(
     assert command.main(["--build", folder.format(tmp_path)]) == 0
     root = tmp_path / folder.rpartition("/")[2]
     assert capsys.readouterr().out.splitlines() == [str(root / "libraries"), str(root)]
+
+
+@pytest.mark.parametrize(
+    ("cuda", "problem", "printed", "error"),
+    [
+        ("13.0", None, "libraries\nengine\n", ""),
+        (None, None, "libraries\n", ""),
+        (
+            "13.0",
+            RuntimeError("no C++ compiler"),
+            "libraries\n",
+            "python -m accelerator simulate: built without the engine: no C++ compiler\n",
+        ),
+    ],
+)
+def test_build_has_the_engine_if_it_can(
+    cuda: str | None,
+    problem: Exception | None,
+    printed: str,
+    error: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    from accelerator._command import simulate as command
+
+    def build_engine(torch: Any, root: Path) -> None:
+        assert (torch.version.cuda, root) == (cuda, Path("/there"))
+        if problem:
+            raise problem
+        print("engine")
+
+    monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=cuda)))  # type: ignore[arg-type]
+    monkeypatch.setattr(command._build, "platform_problem", lambda: None)
+    monkeypatch.setattr(command._build, "build", lambda root: "libraries")
+    monkeypatch.setattr(command._engine_build, "describe", lambda torch: torch)
+    monkeypatch.setattr(command._engine_build, "build", build_engine)
+    assert command.main(["--build", "/there"]) == 0
+    assert capsys.readouterr() == (printed, error)
 
 
 def test_help_lists_every_option() -> None:

@@ -263,6 +263,10 @@ def test_base_environment_is_extended_but_not_modified() -> None:
     assert child["LD_PRELOAD"].endswith("libnccl.so.2:/x/liba.so /y/libb.so")
     assert child["LD_LIBRARY_PATH"].endswith("/nvml:/lib:")
     assert environment()["HOME"] == os.environ["HOME"]
+    # torch would wait 10 seconds at each exit.
+    assert child["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] == "1"
+    own = {"TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT": "7"}
+    assert environment(base=own)["TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT"] == "7"
 
 
 def test_nccl_timeout_of_the_user_is_kept() -> None:

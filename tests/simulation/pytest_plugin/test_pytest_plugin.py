@@ -571,6 +571,32 @@ def test_pdb_note_of_a_machine_without_options() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("own", "has_own_state", "expected"),
+    [
+        ({"GPUS": "2", "STATE": "a", "RUN": "1"}, True, True),
+        ({"GPUS": "2", "STATE": "b", "RUN": "2"}, False, True),
+        ({"GPUS": "2"}, False, True),
+        ({"GPUS": "2", "STATE": "b", "RUN": "1"}, True, False),
+        ({"GPUS": "3", "STATE": "a", "RUN": "1"}, False, False),
+        ({"GPUS": "2", "STATE": "a", "FILL": "nan"}, False, False),
+    ],
+)
+def test_a_debugger_opens_on_the_machine_of_the_mark(
+    own: dict[str, str], has_own_state: bool, expected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from accelerator.simulation._pytest import debugging
+
+    def named(variables: dict[str, str]) -> dict[str, str]:
+        return {f"ACCELERATOR_SIM_{name}": value for name, value in variables.items()}
+
+    machine = named({"GPUS": "2", "STATE": "a"})
+    for is_simulated in (True, False):
+        monkeypatch.setattr(debugging, "is_simulated", lambda is_simulated=is_simulated: is_simulated)
+        found = debugging.is_this_machine(machine, named(own), has_own_state=has_own_state)
+        assert found == (expected and is_simulated)
+
+
 @on_simulated_gpus
 def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
     hide_torch(tmp_path)
@@ -615,8 +641,10 @@ def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(tmp_pa
         def test_here(folder):
             pass
 
-        @pytest.mark.simulated_machine(gpus=1)
+        @pytest.mark.simulated_machine(gpus=1, state="own")
         def test_there():
+            assert os.environ["ACCELERATOR_SIM_STATE"] == os.path.abspath("own")
+            assert "FIXTURE" not in os.environ  # which the session has set since it began
             with pytest.raises(KeyboardInterrupt):
                 os.kill(os.getpid(), signal.SIGINT)
                 time.sleep(10)

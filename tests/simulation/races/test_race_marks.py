@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
+from accelerator.simulation import Race
+from accelerator.simulation._pytest import race_failures
 from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.simulation.races.test_race_options import RACE
 from tests.support.discovery import on_simulated_gpus
@@ -129,3 +133,34 @@ def test_processes_that_a_body_starts(tmp_path: Path, preamble: str, options: tu
     failure = done.stdout.partition("test_child")[2].partition("Captured")[0]
     assert "race: 4000 bytes of a float32 tensor of shape (1000,)" in failure
     assert "aten::add_ on the default stream of cuda:0 writes it: <string>:" in failure
+
+
+WRONG = "allow_races takes a reason, as in allow_races('the values are not used')"
+FOUND = "race: of this process\n  its lines\n\nrace: of a child"
+
+
+@pytest.mark.parametrize(
+    ("marks", "problem"),
+    [
+        ([], FOUND),
+        ([pytest.mark.allow_races("a reason")], None),
+        ([pytest.mark.allow_races(reason="a reason")], None),
+        ([pytest.mark.allow_races], WRONG),
+        ([pytest.mark.allow_races("")], WRONG),
+        ([pytest.mark.allow_races(3)], WRONG),
+        ([pytest.mark.allow_races("a", "b")], WRONG),
+        ([pytest.mark.allow_races("a", reason="b")], WRONG),
+        ([pytest.mark.allow_races(why="a reason")], WRONG),
+    ],
+)
+def test_what_fails_a_test(marks: list[Any], problem: str | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Races of other tests do not, nor those that depend on values, and one that both sides report counts once."""
+    own = FOUND.partition("\n\n")[0]
+    races = [Race(own, "", "", "", False), Race("race: possible", "", "", "", True), Race(own, "", "", "", False)]
+    monkeypatch.setattr(race_failures._found_races, "races_of_test", lambda: races)
+    monkeypatch.setattr(race_failures, "_synchronize", lambda: None)
+    file = tmp_path / "races"
+    item: Any = SimpleNamespace(iter_markers=lambda name: [mark.mark for mark in marks if name == "allow_races"])
+    assert race_failures._problem(item, str(file), "5-6") == (own if problem == FOUND else problem)
+    file.write_text(f"5-6\n{own}\n\x005-67\nrace: of another test\n\x005-6\nrace: of a child\n\0")
+    assert race_failures._problem(item, str(file), "5-6") == problem

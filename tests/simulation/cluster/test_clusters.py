@@ -426,7 +426,10 @@ _cluster._send = tell
         ) as run:
             read_until(run.stdout, {"[node 0] ready", "[node 1] ready"})
             run.send_signal(signal.SIGINT)
-            output, errors = run.communicate(timeout=DEADLINE)
+            try:
+                output, errors = run.communicate(timeout=DEADLINE)
+            finally:
+                run.kill()  # the nodes end with it
             assert (run.returncode, output.split(), without_compilation(errors)) == (5, ["SIGINT", "SIGTERM", "SIGKILL"], "")
 
     def test_interrupt_of_a_terminal_reaches_each_node_once(self) -> None:

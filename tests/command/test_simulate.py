@@ -257,7 +257,10 @@ def test_state_is_shared_and_removed() -> None:
 
 
 @takes_cuda_build
-@pytest.mark.parametrize("signal_number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT])
+@pytest.mark.parametrize(
+    "signal_number",
+    [signal.SIGTERM, signal.SIGINT, signal.SIGHUP, pytest.param(signal.SIGQUIT, marks=pytest.mark.slow)],
+)
 def test_signals_are_forwarded_to_the_command(signal_number: signal.Signals) -> None:
     # A signal that arrives just before signal.pause() would not end the pause.
     program = f"""

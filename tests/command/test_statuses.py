@@ -37,7 +37,7 @@ def statuses(command: str, calls: list[list[str]]) -> list[int]:
 # What ends a command, and its status.
 ENDS = {"exit 0": 0, "exit 1": 1, "exit 3": 3, "exit 255": 255, "kill -TERM $$": 143, "kill -KILL $$": 137}
 # Python ignores these two signals, and a command does not.
-ENDS |= {"kill -PIPE $$": 141, "kill -XFSZ $$": 153}
+IGNORED_BY_PYTHON = {"kill -PIPE $$": 141, "kill -XFSZ $$": 153}
 # Libraries write the races of all processes to this file.
 RACE = 'echo race >> "$ACCELERATOR_SIM_RACE_FILE"; '
 
@@ -50,6 +50,9 @@ def test_status_of_simulate(nodes: list[str]) -> None:
         for has_race, end in cases
     ]
     expected = [1 if has_race and ENDS[end] == 0 else ENDS[end] for has_race, end in cases]
+    cases += [(False, end) for end in IGNORED_BY_PYTHON]
+    calls += [[*nodes, "--", "sh", "-c", end] for end in IGNORED_BY_PYTHON]
+    expected += IGNORED_BY_PYTHON.values()
     assert dict(zip(cases, statuses("simulate", calls), strict=True)) == dict(zip(cases, expected, strict=True))
 
 
@@ -64,8 +67,9 @@ def test_status_of_rehearse_is_that_of_the_first_rank_that_fails() -> None:
 
 
 def test_status_of_a_rehearsed_command() -> None:
-    found = statuses("rehearse", [["--", "sh", "-c", end] for end in ENDS])
-    assert dict(zip(ENDS, found, strict=True)) == ENDS
+    ends = ENDS | IGNORED_BY_PYTHON
+    found = statuses("rehearse", [["--", "sh", "-c", end] for end in ends])
+    assert dict(zip(ends, found, strict=True)) == ends
 
 
 def test_status_of_a_rehearsal_whose_file_cannot_be_written(tmp_path: Path) -> None:

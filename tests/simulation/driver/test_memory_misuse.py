@@ -269,6 +269,8 @@ host, result, access, foreign = ctypes.addressof(host_memory), c_size_t(), Acces
 NULL, HUGE, NEGATIVE, WRAPS = None, 2**62, 2**64 - 1, 2**64 - 8
 for address in (block, other, pinned, pool_block, mapped):
     assert cuda("cudaMemset", address, 7, MIB) == 0
+stream, graph = made(cuda, "cudaStreamCreate"), c_void_p()
+assert cuda("cudaStreamBeginCapture", stream, 0) == 0 and cuda("cudaStreamEndCapture", stream, byref(graph)) == 0
 not_a_handle, plain_file = ctypes.create_string_buffer(64), os.open(sys.executable, os.O_RDONLY)
 """
 
@@ -385,6 +387,26 @@ cudaGetDeviceProperties: NULL, c_int(0) = 1
 cudaDeviceCanAccessPeer: NULL, c_int(0), c_int(0) = 1
 cudaStreamGetPriority: NULL, NULL = 1
 cudaDeviceGetGraphMemAttribute: c_int(9), c_int(0), out = 101 | c_int(0), c_int(0), NULL = 1
+cudaDeviceSetGraphMemAttribute: c_int(9), c_int(0), out = 101 | c_int(0), c_int(0), NULL = 1 | c_int(-1), c_int(0), out = 101
+cudaStreamBeginCapture: not_a_handle, c_int(0) = 400 | stream, c_int(3) = 1 | stream, c_int(-1) = 1
+cudaStreamBeginCaptureToGraph: stream, NULL, NULL, NULL, 0, c_int(0) = 1 | stream, graph, NULL, NULL, 0, c_int(3) = 1
+cudaStreamEndCapture: stream, NULL = 1 | not_a_handle, out = 400 | stream, out = 401
+cudaStreamIsCapturing: stream, NULL = 1 | not_a_handle, out = 400
+cudaThreadExchangeStreamCaptureMode: NULL = 1 | byref(c_int(3)) = 1 | byref(c_int(-1)) = 1
+cudaGraphInstantiate: NULL, graph, 0 = 1 | out, NULL, 0 = 1
+cudaGraphInstantiateWithFlags: NULL, graph, 0 = 1 | out, NULL, 0 = 1
+cudaGraphDestroy: NULL = 1
+cudaGraphExecDestroy: NULL = 1
+cudaGraphGetNodes: NULL, NULL, out = 1 | graph, NULL, NULL = 1
+cudaGraphNodeGetDependencies: NULL, NULL, out, out = 1
+cudaGraphDebugDotPrint: NULL, b"/dev/null", c_uint(0) = 1 | graph, NULL, c_uint(0) = 1 | graph, b"/no/folder", c_uint(0) = 1
+cudaUserObjectCreate: NULL, NULL, host, c_uint(1), c_uint(1) = 1 | out, NULL, NULL, c_uint(1), c_uint(1) = 1
+cudaUserObjectCreate: out, NULL, host, c_uint(0), c_uint(1) = 1
+cudaUserObjectRelease: NULL, c_uint(1) = 1
+cudaGraphRetainUserObject: NULL, host, c_uint(1), c_uint(0) = 1 | graph, NULL, c_uint(1), c_uint(0) = 1
+cudaGraphRetainUserObject: graph, host, c_uint(0), c_uint(0) = 1
+cudaLaunchHostFunc: stream, NULL, NULL = 1 | not_a_handle, host, NULL = 400
+cudaStreamAddCallback: stream, NULL, NULL, c_uint(0) = 1 | stream, host, NULL, c_uint(1) = 1
 """
 
 

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import ctypes
+import gc
 import inspect
 import threading
+import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, ExitStack
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import torch
 
 import accelerator as acc
-from tests.support.simulation_driver import end_invalidated_capture, make_busy
+from tests.support.simulation_driver import end_invalidated_capture, loaded_runtime, make_busy
 
 
 @pytest.fixture(autouse=True)
@@ -243,14 +246,6 @@ def test_wrong_types_word_by_word(call: Callable[[], object], message: str) -> N
     assert str(caught.value) == message
 
 
-def test_capture_frees_unused_memory_first() -> None:
-    torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
-    before = torch.cuda.memory_reserved()
-    with acc.capture_to_graph(acc.Graph()):
-        torch.ones(1, device="cuda")
-        assert torch.cuda.memory_reserved() <= before - 60 * 2**20
-
-
 def test_graphed_callables_keep_their_order() -> None:
     pool = acc.graph_pool_handle()
     made = acc.make_graphed_callables(
@@ -276,6 +271,42 @@ CAPTURES: list[Callable[[Any], AbstractContextManager[Any]]] = [
     torch.cuda.graph,
     capture_with_graph_context,
 ]
+
+
+@pytest.mark.parametrize("capture", [acc.capture_to_graph, capture_with_graph_context])
+def test_capture_frees_unused_memory_first(capture: Callable[[Any], AbstractContextManager[Any]]) -> None:
+    torch.empty(64 * 2**20, dtype=torch.uint8, device="cuda")
+    address = torch.empty(64 * 2**20, dtype=torch.uint8, pin_memory=True).data_ptr()
+    before = torch.cuda.memory_reserved()
+    with capture(acc.Graph()):
+        torch.ones(1, device="cuda")
+        assert torch.cuda.memory_reserved() <= before - 60 * 2**20
+        assert kind_of_memory(address) == 0, "of the host"
+
+
+def kind_of_memory(address: int) -> int:
+    """Return the driver's number for pinned or device memory, 0 if there is none at an address."""
+    attributes = (ctypes.c_int * 64)()
+    assert loaded_runtime().cudaPointerGetAttributes(attributes, ctypes.c_void_p(address)) == 0
+    return attributes[0]
+
+
+@pytest.mark.skipif(not hasattr(torch.compiler.config, "force_cudagraph_gc"), reason="torch without the setting")
+@pytest.mark.parametrize("collects", [False, True])
+def test_setting_of_torch_collects_garbage_first(collects: bool) -> None:
+    class Cycle:
+        def __init__(self) -> None:
+            self.itself = self
+
+    gc.collect()
+    gc.disable()
+    try:
+        left = weakref.ref(Cycle())
+        with torch.compiler.config.patch(force_cudagraph_gc=collects), acc.capture_to_graph(acc.Graph()):
+            torch.ones(1, device="cuda")
+        assert (left() is None) is collects
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("capture", [acc.capture_to_graph, capture_with_graph_context])
@@ -330,6 +361,51 @@ def unsafe_call_fails(capture: Callable[[Any], AbstractContextManager[Any]], mod
 def test_capture_error_mode_decides_which_calls_fail(capture: Any, mode: str, in_this_thread: bool, in_another: bool) -> None:
     assert unsafe_call_fails(capture, mode, in_another_thread=False) is in_this_thread
     assert unsafe_call_fails(capture, mode, in_another_thread=True) is in_another
+
+
+@pytest.mark.parametrize(
+    ("own", "given", "fails"), [("default", "relaxed", False), ("relaxed", "global", False), ("global", "relaxed", True)]
+)
+def test_mode_of_the_graph_precedes_that_of_the_call(own: Any, given: str, fails: bool) -> None:
+    """torch.cuda.graph passes its mode by position, others by name."""
+    for capture in (
+        lambda graph: torch.cuda.graph(graph, capture_error_mode=given),
+        lambda graph: captured_by_hand(graph, given),
+    ):
+        assert unsafe_call_fails(capture, own, in_another_thread=False) is fails
+
+
+@contextmanager
+def captured_by_hand(graph: Any, mode: str) -> Iterator[None]:
+    with acc.stream(acc.Stream()):
+        graph.capture_begin(capture_error_mode=mode)
+        try:
+            yield
+        finally:
+            graph.capture_end()
+
+
+@pytest.mark.skipif(not hasattr(torch.cuda.CUDAGraph, "instantiate"), reason="torch 2.8 is the first with keep_graph")
+@pytest.mark.parametrize("keep_graph", [False, True])
+def test_kept_graph_can_be_read_after_a_replay(keep_graph: bool) -> None:
+    tensor, graph = torch.zeros(2, device="cuda"), acc.Graph(keep_graph=keep_graph)
+    with acc.capture_to_graph(graph):
+        tensor.add_(1)
+    for _ in range(2):
+        graph.replay()
+    assert tensor.tolist() == [2.0, 2.0]
+    if keep_graph:
+        assert graph.raw_cuda_graph()
+    else:
+        with pytest.raises(RuntimeError, match="keep_graph"):
+            graph.raw_cuda_graph()
+
+
+def test_wrong_mode_word_by_word() -> None:
+    with pytest.raises(ValueError) as caught:
+        acc.Graph(capture_error_mode="strict")  # type: ignore[arg-type]
+    expected = "capture_error_mode must be 'default', 'global', 'thread_local' or 'relaxed', not 'strict'"
+    assert str(caught.value) == expected
 
 
 def test_graph_has_the_interface_of_torch_accelerator_graph() -> None:

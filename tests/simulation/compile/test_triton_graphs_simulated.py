@@ -363,6 +363,69 @@ def _writes_by_keywords(x, y, out):
     _put(y, value=tl.load(x))
 
 
+@triton.jit
+def _calls_itself(x, y, out, DEPTH: tl.constexpr):
+    if DEPTH > 0:
+        _calls_itself(x, y, out, DEPTH - 1)
+
+
+def not_a_kernel(*pointers: Any) -> None:
+    pass
+
+
+@triton.jit
+def _calls_what_is_not_understood(x, y, out):
+    not_a_kernel(x, out)
+    tl.store(tl.load(y), 1.0)
+
+
+@triton.jit
+def _calls_with_a_star(x, y, out):
+    _put(*(out, tl.load(x)))
+
+
+@triton.jit
+def _has_assembly(x, out):
+    tl.inline_asm_elementwise("st.global.b32 [$1], 0;", "=r,l", [out], dtype=tl.int32, is_pure=False, pack=1)
+
+
+@triton.jit
+def _reads_in_every_way(x, y, out):
+    tl.device_print("x", x)
+    print(y)
+    tl.static_assert(len([x, y]) == 2)
+    tl.store(out, tl.load(x) + tl.sum(tl.load(y.to(tl.pointer_type(tl.int32))), axis=0))
+
+
+@triton.jit
+def _names_in_every_way(x, y, out, places):
+    place: tl.tensor = x
+    tl.atomic_cas(place, 0, 1)
+    if (other := y) is not None:
+        tl.atomic_xchg(other, 1)
+    for each in (places, places):
+        tl.atomic_max(each, 1)
+
+
+@triton.jit
+def _writes_by_a_descriptors_methods(x, y, out, rows):
+    target = tl.make_tensor_descriptor(out, [rows, 16], [16, 1], [16, 16])
+    indices = tl.load(x + tl.arange(0, 16))
+    target.scatter(tl.load(y), indices, 0)
+
+
+def _with_a_helper_in_a_closure() -> Any:
+    @triton.jit
+    def peek(pointer):
+        return tl.load(pointer)
+
+    @triton.jit
+    def kernel(x, out):
+        tl.store(out, peek(x))
+
+    return kernel
+
+
 @pytest.mark.parametrize(
     ("kernel", "written"),
     [
@@ -374,6 +437,14 @@ def _writes_by_keywords(x, y, out):
         (_swaps, {"x", "y"}),
         (_writes_by_keywords, {"y", "out"}),
         (_reads, {"out"}),
+        (_calls_itself, {"x", "y", "out"}),
+        (_calls_what_is_not_understood, {"x", "out"}),
+        (_calls_with_a_star, {"out"}),
+        (_has_assembly, {"out"}),
+        (_reads_in_every_way, {"out"}),
+        (_names_in_every_way, {"x", "y", "places"}),
+        (_writes_by_a_descriptors_methods, {"out"}),
+        (_with_a_helper_in_a_closure(), {"out"}),
     ],
 )
 def test_written_parameters(kernel: Any, written: set[str]) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import subprocess
 import sys
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -72,15 +73,29 @@ def test_host_tensors_raise() -> None:
     assert torch.equal(pinned, x.cpu() * 2)
 
 
-def test_replay_launches_the_kernel() -> None:
-    x, y = randn(100), randn(100)
-    graph = torch.cuda.CUDAGraph()
+@pytest.mark.parametrize("index", [0, 1])
+def test_replay_launches_the_kernel(index: int) -> None:
+    with torch.cuda.device(index):
+        x, y = (torch.randn(100, device="cuda") for _ in range(2))
+        before = x + y
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()):
+            out = add(x, y)
+        assert not torch.equal(out, before), "the capture computes nothing"
+        for _ in range(2):
+            x.add_(1)
+            graph.replay()
+            assert torch.equal(out, x + y)
+
+
+def test_host_tensor_raises_in_the_capture() -> None:
+    x, out, graph = randn(64), randn(64), torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
-        out = add(x, y)
-    for _ in range(2):
-        x.add_(1)
-        graph.replay()
-        assert torch.equal(out, x + y)
+        with pytest.raises(ValueError, match="cpu tensor"):
+            _add[(1,)](x, x, torch.empty(64), 64, BLOCK=64)
+        _add[(1,)](x, x, out, 64, BLOCK=64)
+    graph.replay()
+    assert torch.equal(out, x * 2)
 
 
 @triton.jit
@@ -179,6 +194,29 @@ def test_autotuned_matrix_product(size: int, dtype: torch.dtype) -> None:
     torch.testing.assert_close(product(a, b), a @ b, rtol=tolerance, atol=tolerance * 10)
 
 
+@triton.jit
+def _multiply_one(x, FACTOR: tl.constexpr):
+    tl.store(x, tl.load(x) * FACTOR)
+
+
+def test_autotuner_runs_each_configuration_once_and_takes_the_first() -> None:
+    configurations = [triton.Config({"FACTOR": factor}) for factor in (2, 3, 5)]
+    tuned = triton.autotune(configurations, key=[])(_multiply_one)
+    x = torch.ones(1, device=CUDA)
+    for expected in (2 * 3 * 5 * 2, 2 * 3 * 5 * 2 * 2):
+        tuned[(1,)](x)
+        assert x.item() == expected
+
+
+def test_autotuner_with_the_programs_own_measurement() -> None:
+    times = iter((3.0, 1.0, 2.0))
+    configurations = [triton.Config({"FACTOR": factor}) for factor in (2, 3, 5)]
+    tuned = triton.autotune(configurations, key=[], do_bench=lambda call, quantiles: [next(times)] * len(quantiles))
+    kernel, x = tuned(_multiply_one), torch.ones(1, device=CUDA)
+    kernel[(1,)](x)
+    assert x.item() == 3
+
+
 def test_tuning_fails_in_a_capture() -> None:
     tuned = triton.autotune([triton.Config({"BLOCK": size}, num_warps=2) for size in (32, 64)], key=["size"])(_add)
     x, y = randn(100), randn(100)
@@ -245,6 +283,34 @@ def test_bfloat16_is_rounded_as_in_torch(casts: bool) -> None:
     assert out.view(torch.int16).tolist() == values.bfloat16().view(torch.int16).tolist()
 
 
+@triton.jit
+def _conversions(x, whole, bits, halves, doubles, back, of_whole, numbers, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    value = tl.load(x + index)
+    tl.store(whole + index, value.to(tl.int32))
+    tl.store(bits + index, value.to(tl.int16, bitcast=True))
+    tl.store(halves + index, value.to(tl.float16))
+    tl.store(doubles + index, value.to(tl.float64))
+    tl.store(back + index, tl.load(bits + index).to(tl.bfloat16, bitcast=True))
+    tl.store(of_whole + index, (tl.load(whole + index) + 257).to(tl.bfloat16))
+    tl.store(numbers + index, tl.load(x + index, mask=index < 2, other=2.5) + tl.full((SIZE,), 1.005, tl.bfloat16))
+
+
+def test_conversions_of_bfloat16() -> None:
+    values = torch.tensor([1.5, -2.0, 3.25, 300.0, -0.0, 7.0, 1e-3, -65.5]).bfloat16()
+    x = values.to(CUDA)
+    types = (torch.int32, torch.int16, torch.float16, torch.float64, torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    results = [torch.zeros(8, dtype=dtype, device=CUDA) for dtype in types]
+    _conversions[(1,)](x, *results, SIZE=8)
+    loaded = torch.tensor([1.5, -2.0, *[2.5] * 6]).bfloat16()
+    expected = [
+        *(values.to(torch.int32), values.view(torch.int16), values.half(), values.double(), values),
+        *((values.to(torch.int32) + 257).bfloat16(), loaded + torch.tensor(1.005).bfloat16()),
+    ]
+    for result, wanted in zip(results, expected, strict=True):
+        assert result.tolist() == wanted.tolist()
+
+
 class _Pair(NamedTuple):
     source: torch.Tensor
     target: torch.Tensor
@@ -298,6 +364,87 @@ def test_functions_of_libdevice() -> None:
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
     with pytest.raises(Exception, match=r"libdevice\.brev is not simulated"):
         _unknown_libdevice[(1,)](x, out)
+
+
+@triton.jit
+def _apply(x, y, z, out, scalars, FUNCTION: tl.constexpr, COUNT: tl.constexpr, SIZE: tl.constexpr):
+    index = tl.arange(0, SIZE)
+    if COUNT == 1:
+        tl.store(out + index, FUNCTION(tl.load(x + index)))
+        tl.store(scalars, FUNCTION(tl.load(x + 1)))
+    elif COUNT == 2:
+        tl.store(out + index, FUNCTION(tl.load(x + index), tl.load(y + index)))
+        tl.store(scalars, FUNCTION(tl.load(x + 1), tl.load(y + 1)))
+    else:
+        tl.store(out + index, FUNCTION(tl.load(x + index), tl.load(y + index), tl.load(z + index)))
+        tl.store(scalars, FUNCTION(tl.load(x + 1), tl.load(y + 1), tl.load(z + 1)))
+
+
+_SMALL = [-0.9, -0.75, -0.5, -0.25, 0.25, 0.5, 0.75, 0.9]
+_POSITIVE = [0.1, 0.25, 0.5, 1.0, 1.5, 2.0, 3.0, 10.0]
+_HALVES = [-2.5, -1.5, -0.75, -0.5, 0.5, 1.5, 2.5, 3.75]
+_SPECIAL = [math.nan, math.inf, -math.inf, 0.0, -0.0, 1.0, -1.0, 2.0]
+_BESSEL = [1.0, 2.0] * 4
+
+
+def _cases_of_libdevice() -> dict[str, tuple[Callable[..., Any] | list[float], list[list[float]]]]:
+    """Return for each function what computes it with Python's numbers, or its results, and arguments."""
+    names = "acos asin asinh atan atanh cos cosh erf erfc exp expm1 sin sinh tan tanh".split()
+    cases: dict[str, Any] = {name: (getattr(math, name), [_SMALL]) for name in names}
+    cases |= {name: (getattr(math, name), [_POSITIVE]) for name in "lgamma log log10 log1p log2 sqrt".split()}
+    cases |= {name: (getattr(math, name), [_HALVES]) for name in "ceil floor trunc".split()}
+    cases |= {f"fast_{name}f": (getattr(math, name), [_SMALL]) for name in "sin cos exp tanh tan".split()}
+    cases |= {f"fast_{name}f": (getattr(math, name), [_POSITIVE]) for name in "log2 log log10".split()}
+    cases |= {name: (round, [_HALVES]) for name in "rint nearbyint llrint".split()}
+    cases |= {name: (lambda x, y: x / y, [_HALVES, _POSITIVE]) for name in "div_rn fast_dividef".split()}
+    cases |= {name: (lambda x, y: x**y, [_POSITIVE, _HALVES]) for name in "pow fast_powf".split()}
+    cases |= {name: (lambda x: x**-0.5, [_POSITIVE]) for name in "rsqrt rsqrt_rn".split()}
+    cases |= {name: (getattr(math, name), [_HALVES, _SMALL]) for name in "atan2 copysign fmod hypot remainder".split()}
+    cases |= {name: (lambda x: int(math.isfinite(x)), [_SPECIAL]) for name in "finitef isfinited".split()}
+    root = 2**0.5
+    return cases | {
+        "abs": (abs, [_HALVES]),
+        "acosh": (math.acosh, [[x + 1 for x in _POSITIVE]]),
+        "cbrt": ([-3.0, -2.0, -1.0, -0.5, 0.5, 1.0, 2.0, 3.0], [[-27.0, -8.0, -1.0, -0.125, 0.125, 1.0, 8.0, 27.0]]),
+        "cyl_bessel_i0": ([1.2660658778, 2.2795853023] * 4, [_BESSEL]),
+        "cyl_bessel_i1": ([0.5651591040, 1.5906368546] * 4, [_BESSEL]),
+        "erfcx": (lambda x: math.exp(x * x) * math.erfc(x), [_HALVES]),
+        "erfinv": (_SMALL, [[math.erf(x) for x in _SMALL]]),
+        "exp2": (lambda x: 2**x, [_HALVES]),
+        "fma": (lambda x, y, z: x * y + z, [_HALVES, _POSITIVE, _SMALL]),
+        "isinf": (lambda x: int(math.isinf(x)), [_SPECIAL]),
+        "isnan": (lambda x: int(math.isnan(x)), [_SPECIAL]),
+        "j0": ([0.7651976866, 0.2238907791] * 4, [_BESSEL]),
+        "j1": ([0.4400505857, 0.5767248078] * 4, [_BESSEL]),
+        "ldexp": (lambda x, y: x * 2**y, [_SMALL, [float(n) for n in range(-3, 5)]]),
+        "nextafter": ([1 - 2**-24, 1 + 2**-23] * 4, [[1.0] * 8, [0.0, 2.0] * 4]),
+        "normcdf": (lambda x: math.erfc(-x / root) / 2, [_HALVES]),
+        "normcdfinv": (_SMALL, [[math.erfc(-x / root) / 2 for x in _SMALL]]),
+        "round": ([-3.0, -2.0, -1.0, -1.0, 1.0, 2.0, 3.0, 4.0], [_HALVES]),
+        "signbit": (lambda x: int(math.copysign(1, x) < 0), [[*_SPECIAL[1:], -2.0]]),
+        "sqrt_rn": (math.sqrt, [_POSITIVE]),
+        "y0": ([0.0882569642, 0.5103756726] * 4, [_BESSEL]),
+        "y1": ([-0.7812128213, -0.1070324315] * 4, [_BESSEL]),
+    }
+
+
+def test_every_function_of_libdevice_that_is_simulated() -> None:
+    cases = _cases_of_libdevice()
+    simulated = sys.modules["_accelerator_simulation._compile.triton_libdevice"]._FUNCTIONS
+    assert cases.keys() == simulated.keys()
+    out, scalar = torch.empty(8, device=CUDA), torch.empty(1, device=CUDA)
+    for name, (function, arguments) in cases.items():
+        if not hasattr(libdevice, name):  # another version of Triton
+            continue
+        expected = function if isinstance(function, list) else list(map(function, *arguments))
+        tensors = [torch.tensor(values, device=CUDA) for values in arguments]
+        if name == "ldexp":
+            tensors[1] = tensors[1].int()
+        padded = [*tensors, *[out] * (3 - len(tensors))]
+        _apply[(1,)](*padded, out, scalar, FUNCTION=getattr(libdevice, name), COUNT=len(tensors), SIZE=8)
+        tolerance = 0 if name == "nextafter" else 1e-5
+        assert out.tolist() == pytest.approx(expected, rel=tolerance, abs=tolerance), name
+        assert scalar.item() == out.tolist()[1], name
 
 
 @triton.jit

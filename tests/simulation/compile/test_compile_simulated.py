@@ -75,11 +75,12 @@ def test_compiled_values_and_gradients() -> None:
 def test_outputs_share_memory_as_in_eager() -> None:
     def function(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
         y = x.sin()
-        return y, y[1:], y.t(), x[2:], x, torch.empty_strided((2, 3), (8, 2), device=x.device).copy_(x[:2, :3])
+        strided = torch.empty_strided((2, 3), (8, 2), device=x.device).copy_(x[:2, :3])
+        return y, y[1:], y.t(), x[2:], x, strided, x[:0] * 2
 
     x = randn(6, 4)
     compare(function, x)
-    y, tail, transposed, view, same, _ = torch.compile(function)(x)
+    y, tail, transposed, view, same, *_ = torch.compile(function)(x)
     assert tail.data_ptr() == y[1:].data_ptr()
     assert transposed.data_ptr() == y.data_ptr()
     view.zero_()
@@ -178,17 +179,36 @@ def test_compiled_ops_draw_from_the_generator_of_their_gpu(gpu: int, current: in
 
 
 def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
-    x = randn(8)
-    compiled = torch.compile(lambda x: (x.sin() * 2, x.add_(1)))
-    compiled(x.clone())
-    before = x.clone()
+    """On the other GPU, with two arguments that it changes, of which one is in the middle of its memory."""
+    memory, y = torch.randn(12, device="cuda:1"), torch.randn(8, device="cuda:1")
+    compiled = torch.compile(lambda x, y: (x.sin() * y, x.add_(1), y.mul_(2)))
+    compiled(memory[2:10].clone(), y.clone())
+    before = memory.clone(), y.clone()
+    with torch.cuda.device(1):
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph, stream=torch.cuda.Stream()), torch.cuda.device(0):
+            result, *_ = compiled(memory[2:10], y)
+        assert_same(before, (memory, y))
+        x, factor = memory[2:10].clone(), y.clone()
+        for _ in range(2):
+            graph.replay()
+            expected, x, factor = x.sin() * factor, x + 1, factor * 2
+            assert_same((expected, x, factor), (result, memory[2:10], y))
+    assert_same((before[0][:2], before[0][10:]), (memory[:2], memory[10:]))
+
+
+@pytest.mark.slow
+def test_a_capture_of_compiled_random_numbers_is_refused() -> None:
+    compiled = torch.compile(lambda x: F.dropout(x, 0.5))
+    x, stream = torch.ones(64, device=CUDA), torch.cuda.Stream()
+    compiled(x)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        y, _ = compiled(x)
-    assert_same(before, x)
-    for step in range(2):
-        graph.replay()
-        assert_same(((before + step).sin() * 2, before + step + 1), (y, x))
+    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
+        with pytest.raises(NotImplementedError, match="is not simulated in compiled code while a stream captures"):
+            compiled(x)
+        x.add_(1)
+    graph.replay()
+    assert x.eq(2).all()
 
 
 def test_a_captured_graph_runs_compiled_code_without_inputs() -> None:

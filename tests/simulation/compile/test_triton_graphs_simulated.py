@@ -380,8 +380,13 @@ def _calls_what_is_not_understood(x, y, out):
 
 
 @triton.jit
+def _put_second(value, pointer):
+    tl.store(pointer, value)
+
+
+@triton.jit
 def _calls_with_a_star(x, y, out):
-    _put(*(out, tl.load(x)))
+    _put_second(*(tl.load(x), out))
 
 
 @triton.jit

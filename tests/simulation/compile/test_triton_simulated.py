@@ -287,25 +287,25 @@ def test_bfloat16_is_rounded_as_in_torch(casts: bool) -> None:
 def _conversions(x, whole, bits, halves, doubles, back, of_whole, numbers, SIZE: tl.constexpr):
     index = tl.arange(0, SIZE)
     value = tl.load(x + index)
-    tl.store(whole + index, value.to(tl.int32))
+    tl.store(whole + index, value.to(tl.int32) * 4)
     tl.store(bits + index, value.to(tl.int16, bitcast=True))
     tl.store(halves + index, value.to(tl.float16))
     tl.store(doubles + index, value.to(tl.float64))
     tl.store(back + index, tl.load(bits + index).to(tl.bfloat16, bitcast=True))
-    tl.store(of_whole + index, (tl.load(whole + index) + 257).to(tl.bfloat16))
+    tl.store(of_whole + index, (tl.load(whole + index) + 257).to(tl.bfloat16).to(tl.float32))
     tl.store(numbers + index, tl.load(x + index, mask=index < 2, other=2.5) + tl.full((SIZE,), 1.005, tl.bfloat16))
 
 
 def test_conversions_of_bfloat16() -> None:
     values = torch.tensor([1.5, -2.0, 3.25, 300.0, -0.0, 7.0, 1e-3, -65.5]).bfloat16()
     x = values.to(CUDA)
-    types = (torch.int32, torch.int16, torch.float16, torch.float64, torch.bfloat16, torch.bfloat16, torch.bfloat16)
+    types = (torch.int32, torch.int16, torch.float16, torch.float64, torch.bfloat16, torch.float32, torch.bfloat16)
     results = [torch.zeros(8, dtype=dtype, device=CUDA) for dtype in types]
     _conversions[(1,)](x, *results, SIZE=8)
     loaded = torch.tensor([1.5, -2.0, *[2.5] * 6]).bfloat16()
     expected = [
-        *(values.to(torch.int32), values.view(torch.int16), values.half(), values.double(), values),
-        *((values.to(torch.int32) + 257).bfloat16(), loaded + torch.tensor(1.005).bfloat16()),
+        *(values.to(torch.int32) * 4, values.view(torch.int16), values.half(), values.double(), values),
+        *((values.to(torch.int32) * 4 + 257).bfloat16().float(), loaded + torch.tensor(1.005).bfloat16()),
     ]
     for result, wanted in zip(results, expected, strict=True):
         assert result.tolist() == wanted.tolist()

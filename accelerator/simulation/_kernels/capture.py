@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import collections
 import ctypes
 import itertools
+import threading
 import traceback
 from collections.abc import Callable
 
@@ -15,12 +17,14 @@ from .runtime import library
 __all__ = ["put_on_stream", "raise_capture_error", "raise_if_freed"]
 
 library.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
-library.accelerator_simulation_released.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
-library.accelerator_simulation_released.restype = ctypes.c_size_t
+library.accelerator_simulation_references.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
+library.accelerator_simulation_references.restype = ctypes.c_size_t
 library.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 _computations: dict[int, Callable[[], object]] = {}
+_nodes: collections.Counter[int] = collections.Counter()  # that refer to a computation, by its identifier
 _identifiers = itertools.count(1)
+_lock = threading.Lock()
 
 
 def raise_capture_error(device: torch.device) -> None:
@@ -39,7 +43,7 @@ def raise_if_freed(addresses: list[int], name: str) -> None:
 
 def put_on_stream(device: torch.device, computation: Callable[[], object]) -> None:
     """Run a computation at each replay of the graph that the device's current stream captures."""
-    _drop_released()
+    _drop_unused()
     identifier = next(_identifiers)
     _computations[identifier] = computation
     with torch.cuda.device(device):
@@ -50,12 +54,17 @@ def put_on_stream(device: torch.device, computation: Callable[[], object]) -> No
         torch.cuda.check_error(error)
 
 
-def _drop_released() -> None:
-    """Drop the computations of graphs that were destroyed."""
-    identifiers = (ctypes.c_uint64 * 64)()
-    while count := library.accelerator_simulation_released(identifiers, 64):
-        for identifier in identifiers[:count]:
-            _computations.pop(identifier, None)
+def _drop_unused() -> None:
+    """Drop the computations to which no graph refers any more."""
+    references = (ctypes.c_int64 * 64)()
+    with _lock:  # the references come in order
+        while count := library.accelerator_simulation_references(references, len(references)):
+            for reference in references[:count]:
+                identifier = abs(reference)
+                _nodes[identifier] += 1 if reference > 0 else -1
+                if not _nodes[identifier]:
+                    del _nodes[identifier]
+                    _computations.pop(identifier, None)
 
 
 def _compute(identifier: int) -> bool:

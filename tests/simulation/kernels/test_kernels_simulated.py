@@ -512,6 +512,28 @@ class TestGraphs:
             torch.testing.assert_close(z.cpu(), torch.cat([wanted, wanted]))
             torch.testing.assert_close(picked.cpu(), x.cpu().sum(0) * 2)
 
+    def test_a_graph_keeps_the_ops_of_one_that_it_launches(self) -> None:
+        x = torch.zeros(1, device="cuda")
+        inner, outer, other = (torch.cuda.CUDAGraph() for _ in range(3))
+        with torch.cuda.graph(inner):
+            x.add_(1)
+        with torch.cuda.graph(outer):
+            inner.replay()
+            inner.replay()
+        del inner
+        gc.collect()
+        computations = sys.modules["_accelerator_simulation._kernels.capture"]._computations
+        with torch.cuda.graph(other):  # which drops computations that no graph needs
+            x.mul_(1)
+        outer.replay()
+        assert x.item() == 2
+        before = len(computations)
+        del outer, other
+        gc.collect()
+        with torch.cuda.graph(torch.cuda.CUDAGraph()):
+            x.mul_(1)
+        assert len(computations) == before - 1
+
     @pytest.mark.parametrize("dtype", [torch.float32, torch.complex32])  # complex32 is computed in a wider type
     def test_captured_temporaries_are_reused(self, dtype: torch.dtype) -> None:
         x = torch.ones(10_000, device="cuda").to(dtype)

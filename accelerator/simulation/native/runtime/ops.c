@@ -1,6 +1,8 @@
 /* The CUDA runtime: what the kernels of torch's ops call. */
 #include "runtime.h"
 
+#include <string.h>
+
 #include "common/arrays.h"
 #include "common/fork.h"
 #include "interface/boundary.h"
@@ -85,25 +87,41 @@ EXPORT cudaError_t accelerator_simulation_break_context(int ordinal, cudaError_t
     return driver->faults_break(driver->devices[ordinal].gpu, error);
 }
 
-/* The ids of computations whose graphs were destroyed, until the kernel overrides collect them. */
-static uint64_t *released;
-static size_t released_count, released_capacity;
+/* What graphs do with computations, in order, until the kernel overrides collect it: the id for a node that begins to refer to it,
+ * minus the id for one that is destroyed. A graph that another one's capture launches has its nodes copied. */
+static int64_t *references;
+static size_t reference_count, reference_capacity;
 RENEWED_LOCK(lock)
 
-static void note_release(const struct work *work)
+static bool note(int64_t reference)
 {
     pthread_mutex_lock(&lock);
-    if (array_reserve((void **)&released, &released_capacity, released_count + 1, sizeof *released))
-        released[released_count++] = work->computation.id;
+    bool has_space = array_reserve((void **)&references, &reference_capacity, reference_count + 1, sizeof *references);
+    if (has_space)
+        references[reference_count++] = reference;
     pthread_mutex_unlock(&lock);
+    return has_space;
 }
 
-EXPORT size_t accelerator_simulation_released(uint64_t *ids, size_t capacity)
+static bool keep(struct work *work)
+{
+    return note((int64_t)work->computation.id);
+}
+
+static void release(const struct work *work)
+{
+    note(-(int64_t)work->computation.id);
+}
+
+EXPORT size_t accelerator_simulation_references(int64_t *target, size_t capacity)
 {
     pthread_mutex_lock(&lock);
-    size_t count = released_count < capacity ? released_count : capacity;
-    for (size_t i = 0; i < count; i++)
-        ids[i] = released[--released_count];
+    size_t count = reference_count < capacity ? reference_count : capacity;
+    reference_count -= count;
+    if (count) {
+        memcpy(target, references, count * sizeof *references);
+        memmove(references, references + count, reference_count * sizeof *references);
+    }
     pthread_mutex_unlock(&lock);
     return count;
 }
@@ -119,7 +137,7 @@ static cudaError_t run(struct stream *stream, const struct work *work)
 EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(uint64_t id), uint64_t id)
 {
     static const struct work_type computation = {
-        .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .release = note_release,
+        .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .keep = keep, .release = release,
     };
     struct stream *stream;
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));

@@ -102,7 +102,7 @@ def _lead(store: Any, launch: _Launch, deadline: float, as_json: bool) -> int:
         problems = {0: _all_reduce(store, launch, deadline), **_gather(store, "reduced", launch, deadline)}
         silent = [rank for rank in range(launch.size) if rank not in problems]
         wrong = {f"rank {rank}: {problems[rank]}" for rank in sorted(problems) if problems[rank]}
-        wrong |= {f"ranks {_listed(silent)}: no answer"} if silent else set()
+        wrong |= {f"{_ranks(silent)}: no answer"} if silent else set()
         reduced = f"{launch.size} ranks over {acc.communication_backend_name()}"
         problem = "; ".join(sorted(wrong)) or None
     status = int(bool(missing or failed or problem))

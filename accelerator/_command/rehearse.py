@@ -101,7 +101,8 @@ def main(argv: list[str]) -> int:
         try:
             _write_files(options, found, entries, values)
         except OSError as error:
-            return status or report_error("rehearse", str(error))
+            failure = report_error("rehearse", str(error))
+            status = status or failure
     return status
 
 

@@ -351,6 +351,7 @@ def test_table_and_document_of_ranks_that_differ(monkeypatch: pytest.MonkeyPatch
         ((None, "the sum is 1, not 6", None), "rank 1: the sum is 1, not 6"),
         (("late", None, "later"), "rank 0: late; rank 2: later"),
         ((None,), "ranks 1-2: no answer"),
+        ((None, None), "rank 2: no answer"),
     ],
 )
 def test_the_all_reduce_decides_too(

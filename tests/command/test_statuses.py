@@ -24,14 +24,18 @@ print(json.dumps([main(arguments) for arguments in calls]))
 """
 
 
-def statuses(command: str, calls: list[list[str]]) -> list[int]:
+def run(command: str, calls: list[list[str]]) -> tuple[list[int], str]:
+    """Return the statuses, and what was written to stderr."""
     arguments = [sys.executable, "-c", PROGRAM, json.dumps([command, calls])]
     done = subprocess.run(
         arguments, cwd=ROOT, env=plain_environment(), capture_output=True, text=True, timeout=120, check=False
     )
     assert done.returncode == 0, done.stderr
-    found: list[int] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+def statuses(command: str, calls: list[list[str]]) -> list[int]:
+    return run(command, calls)[0]
 
 
 # What ends a command, and its status.
@@ -74,5 +78,6 @@ def test_status_of_a_rehearsed_command() -> None:
 
 def test_status_of_a_rehearsal_whose_file_cannot_be_written(tmp_path: Path) -> None:
     missing = str(tmp_path / "none" / "figures.json")
-    found = statuses("rehearse", [["--json", missing, "--", "sh", "-c", f"exit {status}"] for status in (0, 3)])
+    found, said = run("rehearse", [["--json", missing, "--", "sh", "-c", f"exit {status}"] for status in (0, 3)])
     assert found == [2, 3]
+    assert said.count(f"No such file or directory: '{missing}'") == 2

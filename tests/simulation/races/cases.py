@@ -62,6 +62,11 @@ def _pinned(size: int = N) -> torch.Tensor:
     return torch.ones(size).pin_memory()
 
 
+def _words(*arguments: int) -> list[ctypes.c_size_t]:
+    """Return the arguments of a function of the CUDA runtime, which a program calls at its own line."""
+    return [ctypes.c_size_t(each) for each in arguments]
+
+
 # ---- Two streams. ----
 
 
@@ -177,6 +182,58 @@ def disjoint_columns() -> None:
 
 
 @racy("wait_stream")
+def permuted_parts() -> None:
+    x, side = _tensor(4, 5, 6), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.permute(2, 0, 1)[1:3].zero_()  # first
+    x[:, 1:, 2:4].add_(1)  # second
+
+
+@silent
+def permuted_parts_beside_each_other() -> None:
+    x, side = _tensor(4, 5, 6), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.permute(2, 0, 1)[:2].zero_()
+    x[..., 2:].add_(1)
+
+
+@racy("wait_stream")
+def windows() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x[2:4].zero_()  # first
+    x[:10].unfold(0, 4, 1).sum()  # second
+
+
+@racy("wait_stream")
+def bytes_of_a_number() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.view(torch.uint8)[6:8].zero_()  # first
+    x[1:3].add_(1)  # second
+
+
+@silent
+def bytes_beside_a_number() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.view(torch.uint8)[4:8].zero_()
+    x[2:].add_(1)
+    x[:1].add_(1)
+
+
+@racy("wait_stream")
+def gap_between_two_writes() -> None:
+    x, side = torch.empty(6 << 20, device="cuda"), torch.cuda.Stream()  # so large that nothing has used the memory
+    x[:100].zero_()
+    x[200:300].zero_()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    x[150:151].zero_()  # second
+
+
+@racy("wait_stream")
 def two_writers() -> None:
     x, one, other = _tensor(), torch.cuda.Stream(), torch.cuda.Stream()
     with torch.cuda.stream(one):
@@ -199,6 +256,30 @@ def out_argument() -> None:
     with torch.cuda.stream(side):
         torch.add(x, 1, out=out)  # first
     out.sum()  # second
+
+
+@racy("wait_stream")
+def second_result() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        _, places = x.max(0)  # first
+    places.sum()  # second
+
+
+@racy("wait_stream")
+def second_of_a_list_of_results() -> None:
+    xs, side = [_tensor() for _ in range(2)], torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        ys = torch._foreach_add(xs, 1)  # first
+    ys[1].sum()  # second
+
+
+@racy("wait_stream")
+def optional_argument() -> None:
+    x, most, side = _tensor(), _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.clamp(None, most)  # first
+    most.add_(1)  # second
 
 
 @racy("wait_stream")
@@ -370,6 +451,103 @@ def two_blocking_streams_beside_each_other() -> None:
         x.add_(1)  # second
 
 
+@racy("wait_stream", gpus=2)
+def blocking_stream_of_the_other_gpu() -> None:
+    """The default streams of a GPU wait for its own blocking streams only."""
+    x, y, runtime, handle = _tensor(), _tensor(device="cuda:1"), loaded_runtime(), ctypes.c_void_p()
+    with torch.cuda.device(1):
+        assert runtime.cudaStreamCreate(ctypes.byref(handle)) == 0
+        runtime.cudaMemcpyPeerAsync(*_words(y.data_ptr(), 1, x.data_ptr(), 0, 400, handle.value or 0))  # first
+    x.add_(1)  # second
+
+
+# ---- Copies and fills of extensions. ----
+
+
+@racy("wait_stream")
+def fill_of_a_part() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    loaded_runtime().cudaMemsetAsync(*_words(x.data_ptr() + 400, 0, 400, side.cuda_stream))  # first
+    x[:101].sum()  # second
+
+
+@racy("wait_stream")
+def fill_after_an_op() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.sum()  # first
+    loaded_runtime().cudaMemsetAsync(*_words(x.data_ptr() + 3600, 0, 400, 0))  # second
+
+
+@silent
+def fill_of_another_part() -> None:
+    x, side = _tensor(), torch.cuda.Stream()
+    loaded_runtime().cudaMemsetAsync(*_words(x.data_ptr() + 400, 0, 400, side.cuda_stream))
+    x[:100].sum()
+    x[200:].sum()
+
+
+def _tables() -> tuple[torch.Tensor, torch.Tensor, list[ctypes.c_size_t], torch.cuda.Stream]:
+    """Return two matrices and the arguments of cudaMemcpy2DAsync that copies y[:, 7:10] = x[:, 2:5] on a stream."""
+    x, y, side = _tensor(10, 10), _tensor(10, 20), torch.cuda.Stream()
+    return x, y, _words(y.data_ptr() + 28, 80, x.data_ptr() + 8, 40, 12, 10, 3, side.cuda_stream), side
+
+
+@racy("wait_stream")
+def columns_that_a_copy_reads() -> None:
+    x, _, arguments, _ = _tables()
+    loaded_runtime().cudaMemcpy2DAsync(*arguments)  # first
+    x[9, 4:].zero_()  # second
+
+
+@racy("wait_stream")
+def columns_that_a_copy_writes() -> None:
+    _, y, arguments, _ = _tables()
+    loaded_runtime().cudaMemcpy2DAsync(*arguments)  # first
+    y[9, 9:].sum()  # second
+
+
+@silent
+def columns_beside_those_of_a_copy() -> None:
+    x, y, arguments, _ = _tables()
+    loaded_runtime().cudaMemcpy2DAsync(*arguments)
+    for rest in (x[:, :2], x[:, 5:], y[:, :7], y[:, 10:]):
+        rest.zero_()
+
+
+@silent
+def copy_that_waits() -> None:
+    x, host = _tensor(), _pinned()
+    x.add_(1)
+    loaded_runtime().cudaMemcpy(*_words(host.data_ptr(), x.data_ptr(), 4000, 2))
+    assert host.sum() == 2000
+    with torch.cuda.stream(torch.cuda.Stream()):
+        x.add_(1)
+
+
+@silent
+def memory_is_freed() -> None:
+    """cudaFree waits for all work of the device."""
+    x, side, address = _tensor(), torch.cuda.Stream(), ctypes.c_void_p()
+    assert loaded_runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(100)) == 0
+    with torch.cuda.stream(side):
+        x.add_(1)
+    assert loaded_runtime().cudaFree(address) == 0
+    x.add_(1)
+
+
+@racy("wait_stream", gpus=2)
+def memory_of_the_other_gpu_is_freed() -> None:
+    x, side, address = _tensor(), torch.cuda.Stream(), ctypes.c_void_p()
+    with torch.cuda.device(1):
+        assert loaded_runtime().cudaMalloc(ctypes.byref(address), ctypes.c_size_t(100)) == 0
+    with torch.cuda.stream(side):
+        x.add_(1)  # first
+    with torch.cuda.device(1):
+        assert loaded_runtime().cudaFree(address) == 0
+    x.add_(1)  # second
+
+
 # ---- Memory that is freed. ----
 
 
@@ -415,6 +593,20 @@ def with_record_stream() -> None:
     del x
     for _ in range(5):
         torch.ones(12345, device="cuda")
+
+
+@racy("record_stream")
+def record_stream_of_one_of_two_streams() -> None:
+    one, other = torch.cuda.Stream(), torch.cuda.Stream()
+    x = _tensor(45678)
+    for stream in (one, other):
+        with torch.cuda.stream(stream):
+            x.sum()  # first
+    x.record_stream(one)
+    del x
+    one.synchronize()
+    for _ in range(3):  # the allocator asks until the recorded stream is ready
+        torch.zeros(45678, device="cuda")  # second
 
 
 @racy("record_stream")
@@ -505,6 +697,117 @@ def host_writes_target() -> None:
     x, host = _tensor(), _pinned()
     host.copy_(x, non_blocking=True)  # first
     host.fill_(3)  # second
+
+
+@racy("synchronize")
+def host_reads_a_number() -> None:
+    total = _tensor().sum()
+    host = total.to("cpu", non_blocking=True)  # first
+    host.item()  # second
+
+
+@racy("synchronize")
+def host_reads_the_last_number() -> None:
+    x, host = _tensor(500), _pinned()
+    host[:500].copy_(x, non_blocking=True)  # first
+    host[499:].sum()  # second
+
+
+@racy("synchronize")
+def host_reads_beside_a_target_and_then_the_target() -> None:
+    x, host = _tensor(500), _pinned()
+    host[500:].copy_(x, non_blocking=True)  # first
+    host[:500].fill_(2)
+    host[:500].sum()
+    host[500].item()  # second
+
+
+@racy("synchronize")
+def host_waits_for_one_of_two_copies() -> None:
+    x, host, one, other = _tensor(500), _pinned(), torch.cuda.Stream(), torch.cuda.Stream()
+    with torch.cuda.stream(one):
+        host[:500].copy_(x, non_blocking=True)
+    with torch.cuda.stream(other):
+        host[500:].copy_(x, non_blocking=True)  # first
+    one.synchronize()
+    host[:500].sum()
+    host[500:].sum()  # second
+
+
+@racy("synchronize")
+def host_writes_a_source_beside_a_target() -> None:
+    x, y, host = _tensor(500), _tensor(500), _pinned()
+    host[:500].copy_(x, non_blocking=True)
+    y.copy_(host[500:], non_blocking=True)  # first
+    host[500:].sum()
+    host[500:].fill_(3)  # second
+
+
+@racy("synchronize")
+def host_reads_a_target_beside_a_source() -> None:
+    x, y, host = _tensor(500), _tensor(500), _pinned()
+    host[:500].copy_(x, non_blocking=True)  # first
+    y.copy_(host[500:], non_blocking=True)
+    host[:500].sum()  # second
+
+
+@racy("synchronize")
+def host_waits_for_another_stream() -> None:
+    x, host, side = _tensor(), _pinned(), torch.cuda.Stream()
+    host.copy_(x, non_blocking=True)  # first
+    side.synchronize()
+    host.sum()  # second
+
+
+@silent
+def host_waits_for_an_event() -> None:
+    x, host, side = _tensor(), _pinned(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        host.copy_(x, non_blocking=True)
+        event = side.record_event()
+    event.synchronize()
+    host.sum()
+    x.add_(1)
+
+
+@silent
+def host_waits_through_another_stream() -> None:
+    x, host, side = _tensor(), _pinned(), torch.cuda.Stream()
+    host.copy_(x, non_blocking=True)
+    side.wait_stream(torch.cuda.current_stream())
+    side.synchronize()
+    host.sum()
+
+
+@silent
+def copy_without_non_blocking() -> None:
+    x, host, side = _tensor(), _pinned(), torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        host.copy_(x)
+        host.add_(1)
+        x.copy_(host)
+        host.add_(1)
+    x.add_(1)
+
+
+@racy("synchronize")
+def two_copies_to_one_target() -> None:
+    x, y, host = _tensor(), _tensor(500), _pinned()
+    host.copy_(x, non_blocking=True)
+    event = torch.cuda.current_stream().record_event()
+    host[:500].copy_(y, non_blocking=True)  # first
+    event.synchronize()
+    host[500:].sum()
+    host[:500].sum()  # second
+
+
+@racy("wait_stream")
+def upload_of_pageable_memory() -> None:
+    x, side, host = _tensor(), torch.cuda.Stream(), torch.ones(N)
+    with torch.cuda.stream(side):
+        x.copy_(host, non_blocking=True)  # first
+    host.fill_(2)
+    x.sum()  # second
 
 
 @silent
@@ -673,6 +976,37 @@ def two_replays() -> None:
     with torch.cuda.stream(other):
         graph.replay()  # second
     torch.cuda.synchronize()
+
+
+@racy("wait_stream")
+def second_op_of_a_graph() -> None:
+    x, y, side, graph = _tensor(), _tensor(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        x.add_(1)
+        y.mul_(2)
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        graph.replay()  # first
+    y.sum()  # second
+    torch.cuda.synchronize()
+
+
+@silent
+def captured_ops_do_not_run() -> None:
+    x, host, side, graph = _tensor(), _pinned(), torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    one = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x.add_(1)
+    with torch.cuda.stream(one):
+        graph.capture_begin(capture_error_mode="relaxed")
+        x.add_(1)
+        host.copy_(x, non_blocking=True)
+        graph.capture_end()
+    host.sum()
+    side.synchronize()
+    graph.replay()
+    torch.cuda.synchronize()
+    assert host.sum() == 3000
 
 
 @racy("wait_stream")

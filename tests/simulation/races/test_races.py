@@ -92,6 +92,54 @@ TEXTS: dict[str, tuple[str, ...]] = {
         f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
         _WAIT.format(_DEFAULT, _SIDE),
     ),
+    "permuted_parts": (  # x[:, 1:, 2], of 4 * 4 numbers
+        f"race: 64 {_FLOATS} (4, 4, 2){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "windows": (  # many of them have the two numbers
+        f"race: 8 {_FLOATS} (7, 4){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "bytes_of_a_number": (
+        f"race: 2 {_FLOATS} (2,){_NOTHING_ORDERS}",
+        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "fill_of_a_part": (
+        f"race: 4 {_FLOATS} (101,){_NOTHING_ORDERS}",
+        f"cudaMemsetAsync on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "fill_after_an_op": (  # of the second access only the bytes are known
+        f"race: 400 bytes of 400 bytes of memory{_NOTHING_ORDERS}",
+        f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
+        f"cudaMemsetAsync on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "columns_that_a_copy_reads": (
+        f"race: 4 {_FLOATS} (6,){_NOTHING_ORDERS}",
+        f"cudaMemcpyAsync on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
+        f"aten::zero_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "columns_that_a_copy_writes": (
+        f"race: 4 {_FLOATS} (11,){_NOTHING_ORDERS}",
+        f"cudaMemcpyAsync on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
+        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, _SIDE),
+    ),
+    "blocking_stream_of_the_other_gpu": (
+        f"race: 400 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+        "cudaMemcpyPeerAsync on stream N of cuda:1 reads it: cases.py:{first} in {name}",
+        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
+        _WAIT.format(_DEFAULT, "stream N of cuda:1"),
+    ),
     "missing_record_stream": (
         f"race: 49380 {_FLOATS} (12345,){_NOTHING_ORDERS}",
         f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
@@ -116,6 +164,18 @@ TEXTS: dict[str, tuple[str, ...]] = {
         f"aten::copy_ on {_DEFAULT} reads it: cases.py:{{first}} in {{name}}",
         "the host writes byte 0 of it: cases.py:{second} in {name}",
         "call synchronize() on that stream, or on an event recorded after the copy, before the host writes it",
+    ),
+    "host_reads_a_number": (
+        "race: 4 bytes of pinned memory, a float32 tensor of shape (): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "the host reads byte 0 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
+    ),
+    "host_reads_the_last_number": (
+        "race: 2000 bytes of pinned memory, a float32 tensor of shape (500,): the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
+        "the host reads byte 1996 of it: cases.py:{second} in {name}",
+        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
     ),
     "two_replays": (
         f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",

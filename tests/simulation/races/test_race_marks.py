@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -18,6 +19,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = [on_simulated_gpus, needs_cuda_torch]
 
 _BODIES = """
+    import os
     import pytest
     {preamble}
 
@@ -42,9 +44,54 @@ _BODIES = """
     def test_allowed():
         race()
 
+    @pytest.mark.allow_races(reason="the values are not used")
+    def test_allowed_by_keyword():
+        race()
+
     @pytest.mark.allow_races
     def test_wrong_mark():
         race(1)
+
+    allow = pytest.mark.allow_races
+    WRONG = allow(""), allow(1), allow("a", "b"), allow("a", reason="b"), allow(why="a")
+
+    @pytest.mark.parametrize("number", [pytest.param(i, marks=mark) for i, mark in enumerate(WRONG)])
+    def test_wrong_marks(number):
+        race(1)
+
+    def test_two_races():
+        race()
+        race()
+        import torch
+        x, side = torch.ones(2000, device="cuda"), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            x.sum()
+        x.add_(1)
+
+    def test_possible_race():
+        import torch
+        table, rows, side = torch.ones(100, 10, device="cuda"), torch.arange(5, device="cuda"), torch.cuda.Stream()
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            table.index_select(0, rows)
+        table[50:].zero_()
+
+    @pytest.fixture
+    def racy():
+        race()
+        yield
+        race()
+
+    def test_fixture(racy):
+        pass
+
+    def test_process():
+        # What a process that the body starts writes, and one of another test.
+        file, test = (os.environ.get(f"ACCELERATOR_SIM_RACE_{{name}}") for name in ("FILE", "TEST"))
+        if file:
+            with open(file, "a") as stored:
+                stored.write(f"another\\nrace: not of this test\\n\\0{{test}}\\nrace: of a process\\n\\0")
 
     def test_ordered():
         race(1)
@@ -81,10 +128,19 @@ _CHILDREN = """
 """
 
 
+def _failure(output: str, name: str) -> str:
+    match = re.search(rf"_+ {name} _+\n(?:\[gw.*\n)?(.*?)\n[-_=]{{3,}}", output, re.DOTALL)
+    assert match, output
+    return match[1]
+
+
 def _check(output: str) -> None:
     assert "race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams" in output
     assert "call wait_stream() or wait_event() on the default stream of cuda:0" in output
-    assert "allow_races takes a reason" in output
+    assert output.count("\nallow_races takes a reason, as in allow_races('the values are not used')\n") == 6
+    assert _failure(output, "test_same_lines").count("race: ") == 1  # reported again, once
+    assert re.findall("race: [0-9]+", _failure(output, "test_two_races")) == ["race: 4000", "race: 8000"]
+    assert _failure(output, "test_process") == "race: of a process"
     assert "FAILED test_it.py::test_that_fails_of_its_own - ValueError: an error of its own" in output
 
 
@@ -92,7 +148,7 @@ def _check(output: str) -> None:
 def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
     done = start(tmp_path, "--simulate-gpus=2", "--simulate-races", *workers)
-    assert counts(done) == {"failed": 4, "passed": 4}, done.stdout + done.stderr
+    assert counts(done) == {"failed": 11, "passed": 7}, done.stdout + done.stderr
     assert done.returncode == 1
     _check(done.stdout)
 
@@ -101,7 +157,7 @@ def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
 def test_machines_of_tests(tmp_path: Path) -> None:
     write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(gpus=2, races='report')"))
     done = start(tmp_path)
-    assert counts(done) == {"failed": 4, "passed": 4}, done.stdout + done.stderr
+    assert counts(done) == {"failed": 11, "passed": 7}, done.stdout + done.stderr
     _check(done.stdout)
 
 
@@ -109,7 +165,18 @@ def test_machines_of_tests(tmp_path: Path) -> None:
 def test_without_the_option_races_pass(tmp_path: Path) -> None:
     write(tmp_path, _BODIES.format(preamble=""))
     done = start(tmp_path, "--simulate-gpus=2", "--strict-markers")
-    assert counts(done) == {"failed": 1, "passed": 7}, done.stdout + done.stderr
+    assert counts(done) == {"failed": 1, "passed": 16}, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_the_option_leaves_machines_of_tests_out(tmp_path: Path) -> None:
+    marks = "", ", races='report'", ", races='raise'"
+    bodies = (f"@pytest.mark.simulated_machine(1{mark})\ndef test_{i}():\n    exec({RACE!r})\n" for i, mark in enumerate(marks))
+    write(tmp_path, "import pytest\n\n" + "\n".join(bodies))
+    done = start(tmp_path, "--simulate-gpus=1", "--simulate-races")
+    assert counts(done) == {"failed": 2, "passed": 1}, done.stdout + done.stderr
+    assert "test_1 ___" in done.stdout
+    assert "RuntimeError: race: 4000 bytes" in done.stdout.partition("test_2 ___")[2]
 
 
 def test_the_option_needs_gpus(tmp_path: Path) -> None:

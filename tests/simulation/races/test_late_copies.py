@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from tests import support
@@ -81,6 +83,40 @@ def test_the_host_writes_beside_the_columns_of_a_target() -> None:
 def test_the_copy_ends_in_a_forked_process() -> None:
     done = support.python(_FORK, simulated_environment(gpus=1, late_copies=True))
     assert (done.stdout, done.stderr) == ("100.0\nnan\n100.0\n", "")
+
+
+_WAITS = """
+import torch, ctypes, errno, math, os, struct
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+y, other, side = torch.ones(100, device="cuda:1"), torch.zeros(100).pin_memory(), torch.cuda.Stream()
+write = ctypes.CDLL(None, use_errno=True).write
+def written(host):
+    received, sent = os.pipe()
+    if write(sent, ctypes.c_void_p(host.data_ptr()), ctypes.c_size_t(400)) != 400:
+        return errno.errorcode[ctypes.get_errno()]
+    return set(map(str, struct.unpack("100f", os.read(received, 400))))
+host.copy_(x, non_blocking=True)
+other.copy_(y, non_blocking=True)
+side.synchronize()
+print(written(host), written(other))
+torch.cuda.synchronize(0)
+print(written(host), written(other))
+torch.cuda.synchronize(1)
+print(written(host), written(other))
+host.copy_(x * 2)
+pageable = torch.zeros(100).copy_(x * 3, non_blocking=True)
+print(written(host), written(pageable))
+"""
+
+
+@pytest.mark.parametrize(
+    ("machine", "pending"), [({"late_copies": True}, "{'nan'}"), ({"races": "report"}, "EFAULT")], ids=["late", "races"]
+)
+def test_system_calls_before_and_after_each_wait(machine: dict[str, Any], pending: str) -> None:
+    done = support.python(_WAITS, simulated_environment(gpus=2, **machine))
+    one = "{'1.0'}"
+    expected = [f"{pending} {pending}", f"{one} {pending}", f"{one} {one}", "{'2.0'} {'3.0'}"]
+    assert (done.stdout.splitlines(), done.stderr) == (expected, "")
 
 
 @pytest.mark.slow

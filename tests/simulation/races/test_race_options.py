@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,83 @@ except RuntimeError as error:
     assert done.stdout == (
         "race: 400 bytes of pinned memory, a float32 tensor of shape (100,): the host has not waited for a copy\n"
     )
+
+
+def test_each_kind_of_second_access_raises_the_report_once() -> None:
+    program = """
+import torch
+from accelerator import simulation
+side, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+x, y, host = torch.ones(1000, device="cuda"), torch.ones(1000, device="cuda"), torch.ones(1000).pin_memory()
+table, rows = torch.ones(100, 10, device="cuda"), torch.arange(5, device="cuda")
+def attempt(first, second):
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        first()
+    try:
+        second()
+    except RuntimeError as error:
+        report = simulation.races()[-1]
+        assert str(error).rstrip() == report.message
+        print(report.second.partition(" on ")[0])
+    else:
+        print("no error")
+    torch.ones(3, device="cuda").sum()
+attempt(lambda: x.add_(1), lambda: x.copy_(host, non_blocking=True))
+attempt(lambda: x.add_(1), lambda: host.copy_(x, non_blocking=True))
+attempt(lambda: x.sum(), lambda: x.copy_(y))
+attempt(lambda: (torch.ones(98765, device="cuda").sum(), x)[1], lambda: torch.zeros(98765, device="cuda"))
+attempt(lambda: table.index_select(0, rows), lambda: table[50:].zero_())
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        x.mul_(2)
+    y.copy_(x)
+    torch.cuda.current_stream().wait_stream(side)
+try:
+    host.fill_(1)
+    rows.sum()
+except RuntimeError as error:
+    print(str(error).splitlines()[2].strip().partition(" on ")[0])
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="raise"))
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines() == ["aten::copy_"] * 3 + ["no error"] * 2 + ["aten::copy_"]
+
+
+def test_a_process_stores_its_reports_with_its_test(tmp_path: Path) -> None:
+    variables = {"ACCELERATOR_SIM_RACE_TEST": "a test"}
+    machine = simulated_environment(variables, gpus=1, races="report", state=tmp_path / "state")
+    done = support.python(RACE + RACE.replace("x * 2", "x * 3"), machine)
+    reports = done.stderr.split("race: ")[1:]
+    assert len(reports) == 2
+    assert (tmp_path / "state.races").read_text() == "".join(f"a test\nrace: {report}\0" for report in reports)
+
+
+def test_a_fault_of_the_program_and_handlers_set_later() -> None:
+    program = """
+import torch
+import ctypes, faulthandler, os
+from accelerator import simulation
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+host.copy_(x, non_blocking=True)
+process = os.fork()
+if process == 0:  # nothing is pending there
+    print(host.sum().item(), len(simulation.races()), flush=True)
+    os._exit(0)
+os.waitpid(process, 0)
+print(host.sum().item(), len(simulation.races()))
+faulthandler.enable()
+host.copy_(x, non_blocking=True)
+print(host.sum().item(), len(simulation.races()), flush=True)
+host.copy_(x, non_blocking=True)
+ctypes.string_at(8)
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    assert (done.returncode, done.stdout) == (-signal.SIGSEGV, "100.0 0\n100.0 1\n100.0 2\n"), done.stderr
+    assert "Fatal Python error: Segmentation fault" in done.stderr
+    assert done.stderr.count("race: 400 bytes") == 2
 
 
 def test_a_program_that_resets_all_signals() -> None:

@@ -102,6 +102,81 @@ def test_without_a_line_of_the_program_the_librarys_is_named(installed: Path, co
     assert second.endswith(f"reads it: {installed}/mylib/ops.py:7 in inner")
 
 
+@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+def test_an_op_of_a_backward_pass_is_autograds(compute: bool) -> None:
+    program = """
+import torch
+class Double(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        ctx.factor = x
+        return x * 2
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient * ctx.factor
+side, x, y = torch.cuda.Stream(), *(torch.ones(1000, device="cuda", requires_grad=True) for _ in range(2))
+total = (x * x).sum() + Double.apply(y).sum()
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    x.data.zero_()
+    y.data.zero_()
+total.backward()
+"""
+    lines = run(program, compute=compute)
+    found = {first.rpartition(": ")[2]: second for first, second in zip(lines[1::3], lines[2::3], strict=True)}
+    reads = "aten::mul on the default stream of cuda:0 reads it"
+    assert found == {
+        "<string>:15 in <module>": f"{reads}: the backward pass, in MulBackward0",
+        "<string>:16 in <module>": f"{reads}: <string>:10 in backward",
+    }
+
+
+POSSIBLE = {
+    "index_select": "table.index_select(0, rows)",
+    "index": "table[rows]",
+    "gather": "table.gather(0, rows[:, None])",
+    "take": "table.take(rows)",
+    "embedding": "torch.nn.functional.embedding(rows, table)",
+    "masked_select": "table.masked_select(mask)",
+    "take_along_dim": "table.take_along_dim(rows[:, None], 0)",
+    "embedding_bag": "torch.nn.functional.embedding_bag(rows[None], table)",
+    "index_put_": "table.index_put_((rows,), added)",
+    "scatter_": "table.scatter_(0, rows[:, None], 2.0)",
+    "masked_fill_": "table.masked_fill_(mask, 2.0)",
+    "put_": "table.put_(rows, added[:, 0])",
+}
+CERTAIN = {
+    "all of the copy": "table.index_add(0, rows, added)",
+    "the indices": "added.index_select(0, changed)",
+    "what is added": "added.index_add_(0, rows, table[:5])",
+    "all": "table.sum()",
+}
+
+
+def test_values_decide_only_which_part_of_the_first_tensor_is_used() -> None:
+    program = f"""
+import torch
+side = torch.cuda.Stream()
+for calls in ({POSSIBLE!r}, {CERTAIN!r}):
+    for name, call in calls.items():
+        table, added = torch.ones(100, 10, device="cuda"), torch.ones(5, 10, device="cuda")
+        rows, changed = torch.arange(5, device="cuda"), torch.arange(5, device="cuda")
+        mask = torch.zeros(100, 10, dtype=torch.bool, device="cuda")
+        torch.cuda.synchronize()
+        with torch.cuda.stream(side):
+            table.mul_(2)
+            changed.add_(0)
+        exec(compile(call, name, "exec"))
+        torch.cuda.synchronize()
+"""
+    lines = run(program)
+    names = [second.rpartition(": ")[2].removesuffix(":1 in <module>") for second in lines[2::3]]
+    found = dict(zip(names, lines[0::3], strict=True))
+    assert [found.pop(name).startswith("race: possible, depending on values: ") for name in POSSIBLE] == [True] * len(POSSIBLE)
+    assert [found.pop(name).startswith("race: possible") for name in CERTAIN] == [False] * len(CERTAIN)
+    assert not found
+
+
 DTYPES = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bfloat16", "complex64"]
 
 

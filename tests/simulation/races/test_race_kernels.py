@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import socket
 from pathlib import Path
 
@@ -42,6 +43,37 @@ with torch.cuda.stream(side):
 y[1000:].add_(1)  # other elements
 x.sum()  # reads, as the kernel does
 y[999:].sum()
+
+@triton.jit
+def count(target, flag, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.atomic_add(target + offsets, 1.0, offsets < 10)
+    tl.atomic_cas(flag, 0, 1)
+
+@triton.jit
+def spread(source, target, BLOCK: tl.constexpr):
+    offsets = tl.arange(0, BLOCK)
+    tl.store(target + offsets, tl.load(source + 2 * offsets))
+torch.cuda.synchronize()
+x, y = torch.ones(2000, device="cuda"), torch.zeros(2000, device="cuda")
+totals, flag = torch.zeros(100, device="cuda"), torch.zeros(2, dtype=torch.int32, device="cuda")
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    launch(x[500:1000], y[500:1000])
+    count[(1,)](totals, flag, BLOCK=16)
+y[:500].sum()
+x[1000:].zero_()
+x[999:].zero_()
+totals[10:].sum()
+flag[1:].sum()
+totals[:10].sum()
+flag[:1].sum()
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    spread[(1,)](x, y, BLOCK=128)
+    spread[(1,)](x, y, BLOCK=512)  # in more pieces than a launch has
+x[1:2].zero_()
+y[511:].sum()
 """
 
 
@@ -56,13 +88,21 @@ def test_triton_kernel(tmp_path: Path) -> None:
     file = tmp_path / "triton_program.py"  # Triton reads the source of a kernel
     file.write_text(_TRITON)
     program = f"import torch, runpy\nrunpy.run_path({str(file)!r})\n"
-    first, second, advice, is_possible = _run(program)
+    first, second, advice, is_possible, *lines = _run(program)
     assert first.startswith("Triton's add_one on stream 1 of cuda:0 writes it: ")
     assert first.endswith("triton_program.py:11 in launch")
     assert second.startswith("aten::sum on the default stream of cuda:0 reads it: ")
     assert second.endswith("triton_program.py:20 in <module>")
     assert "wait_stream" in advice
     assert is_possible == "False"
+    found = [" ".join(lines[i : i + 2]) + " " + lines[i + 3] for i in range(0, len(lines), 4)]
+    assert [re.sub(r" on \S.*?of cuda:0| it:|\S*program.py:| in \S+", "", each) for each in found] == [
+        "Triton's add_one reads 11 aten::zero_ writes 41 False",
+        "Triton's count writes 38 aten::sum reads 44 False",
+        "Triton's count writes 38 aten::sum reads 45 False",
+        "Triton's spread may read 49 aten::zero_ writes 50 True",
+        "Triton's spread writes 49 aten::sum reads 51 False",
+    ]
 
 
 @pytest.mark.slow
@@ -133,6 +173,28 @@ while ctypes.c_float.from_address(x.data_ptr()).value != 8:
 time.sleep(0.2)  # the memory has the sum a little before the work counts as completed
 assert work.is_completed()  # the first answer: a program need not ask again
 x + 1
+# Each rank reads its source and writes its target, to the last number.
+one, both, totals = torch.ones(1000, device="cuda"), torch.ones(2000, device="cuda"), torch.ones(1000, device="cuda")
+torch.cuda.synchronize()
+gathering = dist.all_gather_into_tensor(both, one, async_op=True)
+if sys.argv[3] == "racy":
+    one[999:].zero_()
+    both[1999:].sum()
+gathering.wait()
+both.zero_()
+one.zero_()
+scattering = dist.reduce_scatter_tensor(totals, both, async_op=True)
+if sys.argv[3] == "racy":
+    both[1999:].zero_()
+    totals[999:].sum()
+scattering.wait()
+both.zero_()
+totals.zero_()
+sending = dist.broadcast(one, 0, async_op=True)
+if sys.argv[3] == "racy":
+    one[999:].sum()
+sending.wait()
+one.zero_()
 torch.cuda.synchronize()
 dist.destroy_process_group()
 """
@@ -145,7 +207,17 @@ def test_collective(kind: str, seconds: float) -> None:
         if kind == "ordered":
             assert lines == []
             continue
-        first, second, advice, is_possible = lines
+        first, second, advice, is_possible = lines[:4]
+        assert lines[6::4] == [advice] * 5
+        assert lines[7::4] == ["False"] * 5
+        pairs = zip(lines[4::4], lines[5::4], strict=True)
+        assert [[re.sub(r" on .* of cuda:\d| in <module>.*|<string>:", "", each) for each in pair] for pair in pairs] == [
+            ["ncclAllGather reads it: 27", "aten::zero_ writes it: 29"],
+            ["ncclAllGather writes it: 27", "aten::sum reads it: 30"],
+            ["ncclReduceScatter reads it: 34", "aten::zero_ writes it: 36"],
+            ["ncclReduceScatter writes it: 34", "aten::sum reads it: 37"],
+            ["ncclBroadcast writes it: 41", "aten::sum reads it: 43"],
+        ]
         assert first.startswith("ncclAllReduce on stream ")
         assert "writes it: " in first
         assert ":11 in <module>" in first

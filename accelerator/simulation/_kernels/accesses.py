@@ -18,6 +18,7 @@ import torch
 
 from . import bindings, runtime
 from .engine import engine
+from .ops import UPDATES_STATISTICS
 
 __all__ = [
     "FINDS_RACES",
@@ -39,7 +40,7 @@ def _numbers(group: str, *names: str) -> list[int]:
     return engine.boundary.numbers(group, names) if engine is not None else [0] * len(names)
 
 
-_USES_PART, _COPIES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES")
+_USES_PART, _COPIES, _UPDATES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES", "RACE_UPDATES_STATISTICS")
 WRITES, PART, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
 """Flags of an access."""
 (_TEXT_SIZE,) = _numbers("limits", "RACE_TEXT_SIZE")
@@ -84,6 +85,8 @@ def flags_of(name: str) -> int:
     short_name = name.partition("::")[2].partition(".")[0]
     if short_name in _READING_PARTS or short_name in _WRITING_PARTS:
         return _USES_PART
+    if short_name in UPDATES_STATISTICS:
+        return _UPDATES
     return _COPIES if short_name == "copy_" else 0
 
 

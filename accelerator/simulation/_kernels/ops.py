@@ -22,7 +22,7 @@ from .library_texts import device_checks
 from .shape_rules import RULES_OF_CUDA
 from .waits import condition_of, host_mask_waits
 
-__all__ = ["SCALARS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
+__all__ = ["SCALARS", "UPDATES_STATISTICS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
 
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
@@ -52,7 +52,7 @@ _DATA_DEPENDENT = frozenset(
     ("_to_sparse", "_to_sparse_csr", "_to_sparse_csc", "_to_sparse_bsr", "_to_sparse_bsc", "_unique", "histc")
 )
 # These ops update running statistics beside returning new tensors. The schemas of some do not say so.
-_UPDATES_STATISTICS = frozenset(
+UPDATES_STATISTICS = frozenset(
     (
         "native_batch_norm", "_native_batch_norm_legit", "_batch_norm_with_update", "batch_norm_gather_stats",
         "batch_norm_gather_stats_with_counts", "batch_norm_update_stats",
@@ -118,7 +118,7 @@ class Op:
             same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
             self.results.append(same[0] if same else None)
         # Arguments that stay as they are if there is no memory for the results: CUDA's kernels allocate before they write.
-        updates_statistics = short_name in _UPDATES_STATISTICS
+        updates_statistics = short_name in UPDATES_STATISTICS
         self.state = frozenset(n for n in self.names if updates_statistics and n.startswith("running_"))
         self.has_generator = "generator" in self.names
         # A decomposition may take a generator even if the op does not.

@@ -88,6 +88,27 @@ def same_tensor_ordered() -> None:
 
 
 @racy("wait_stream")
+def statistics_of_a_norm() -> None:
+    """The op's schema does not say that it writes them."""
+    x, side = _tensor(4, 3, 5), torch.cuda.Stream()
+    norm = torch.nn.BatchNorm1d(3).cuda()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        norm(x)  # first
+    norm.running_mean + 1  # second
+
+
+@silent
+def statistics_of_a_norm_that_does_not_train() -> None:
+    x, side = _tensor(4, 3, 5), torch.cuda.Stream()
+    norm = torch.nn.BatchNorm1d(3).cuda().eval()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        norm(x)
+    norm.running_mean + 1
+
+
+@racy("wait_stream")
 def produced_on_side_stream() -> None:
     x, side = _tensor(), torch.cuda.Stream()
     with torch.cuda.stream(side):

@@ -228,3 +228,21 @@ print(signal.getsignal(signal.SIGRTMAX - 3))
 def test_wrong_values(races: object) -> None:
     with pytest.raises((TypeError, ValueError), match="races must be"):
         accelerator.simulation.environment(races=races)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("possible", ["x.masked_fill_(mask, 1)", "x.index_select(0, rows)"])
+def test_a_possible_access_hides_no_certain_one(possible: str) -> None:
+    program = f"""
+import torch, accelerator
+x, rows = torch.ones(9, device="cuda"), torch.arange(3, device="cuda")
+mask = x > 9
+torch.cuda.synchronize()
+with torch.cuda.stream(torch.cuda.Stream()):
+    x.mul_(2)
+    {possible}
+x.add_(1)
+print([(race.is_possible, race.first.split()[0]) for race in accelerator.simulation.races()])
+"""
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    name = possible.partition(".")[2].partition("(")[0]
+    assert done.stdout == f"[(False, 'aten::mul_'), (True, 'aten::{name}')]\n", done.stderr

@@ -86,6 +86,8 @@ private:
     op_rules rules_{};
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
     std::vector<bool> writes_;                         // whether the op writes each of them
+    std::vector<bool> are_statistics_;                 // whether each is the running statistics of a norm
+    int64_t training_ = -1;                            // the argument that says whether those are updated, if there is one
     std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
     bool makes_results_ = false;                       // whether one of them is new
     std::string name_;
@@ -117,11 +119,14 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
     const auto& arguments = schema.arguments();
     for (size_t position = 0; position < arguments.size(); position++) {
         const Kind kind = kind_of(arguments[position].real_type());
+        if (arguments[position].name() == "training" || arguments[position].name() == "train")
+            training_ = int64_t(position);
         if (kind == Kind::OTHER)
             continue;
         arguments_.emplace_back(position, kind);
         const auto* alias = arguments[position].alias_info();
         writes_.push_back(alias && alias->isWrite());
+        are_statistics_.push_back(arguments[position].name().rfind("running_", 0) == 0);
     }
     for (const auto& result : schema.returns()) {
         int32_t source = -1;

@@ -9,6 +9,8 @@ namespace engine {
 inline void Kernel::add_arguments(const Stack& stack, RaceScope& scope) const
 {
     bool is_first = true;
+    // Some schemas do not say that a norm updates its statistics.
+    const bool updates = (race_flags_ & RACE_UPDATES_STATISTICS) && (training_ < 0 || argument(stack, size_t(training_)).toBool());
     const auto add = [&](const TensorImpl* tensor, bool is_written) {
         if (tensor == c10::UndefinedTensorImpl::singleton())
             return;
@@ -20,7 +22,7 @@ inline void Kernel::add_arguments(const Stack& stack, RaceScope& scope) const
         const auto [position, kind] = arguments_[i];
         const c10::IValue& value = argument(stack, position);
         if (kind == Kind::TENSOR && value.isTensor())
-            add(value.unsafeToTensorImpl(), writes_[i]);
+            add(value.unsafeToTensorImpl(), writes_[i] || (updates && are_statistics_[i]));
         else if ((kind == Kind::TENSOR_LIST || kind == Kind::OPTIONAL_TENSOR_LIST) && value.isList())
             for (const c10::IValue& item : value.toListRef())
                 if (item.isTensor())

@@ -44,7 +44,8 @@ struct op_rules {
 /* How an op accesses memory, beyond what its schema says. */
 #define OP_RACE_FLAGS(X)                                                                                               \
     X(RACE_USES_PART, 1 << 0) /* values decide which part of its first tensor it reads or writes */                    \
-    X(RACE_COPIES, 1 << 1)
+    X(RACE_COPIES, 1 << 1)                                                                                             \
+    X(RACE_UPDATES_STATISTICS, 1 << 2) /* it writes its running statistics if it trains */
 
 #define OP_FLAG(name, value) name = value,
 enum { OP_FLAGS(OP_FLAG) };

@@ -175,7 +175,7 @@ static bool repeats(const struct access *access, bool is_dense, const struct acc
     const bool is_weaker = old->flags & RACE_WRITES && !(access->flags & RACE_WRITES);
     if (access->stream != old->stream || is_weaker || old->flags & RACE_PART || (old->flags | access->flags) & RACE_ATOMIC)
         return access->stream == old->stream && access->flags == old->flags && layouts_are_equal(&access->layout, &old->layout);
-    return (is_dense && !(access->flags & RACE_PART)) || layouts_are_equal(&access->layout, &old->layout);
+    return !(access->flags & RACE_PART) && (is_dense || layouts_are_equal(&access->layout, &old->layout));
 }
 
 static void add_to_segment(const struct world *world, struct segment *segment, struct access *access, bool is_dense,

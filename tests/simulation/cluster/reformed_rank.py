@@ -20,7 +20,7 @@ def count_ranks() -> None:
     for _ in range(STEPS):
         total = ranks.clone()
         dist.all_reduce(total)
-    print(f"rank {dist.get_rank()} of {total.item():.0f}", flush=True)
+    print(f"rank {dist.get_rank()} of {total.item():.0f}\n", end="", flush=True)  # by one write
     dist.destroy_process_group()
 
 

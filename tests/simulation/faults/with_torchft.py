@@ -24,6 +24,11 @@ STEPS = 40
 TIMEOUT_S, RESTART_S, STEP_S = 5, 5, 0.25
 
 
+def say(text: str) -> None:
+    """Print a line by one write: with PYTHONUNBUFFERED, print() writes its end separately, and others write between."""
+    os.write(sys.stdout.fileno(), f"{text}\n".encode())
+
+
 def train(replica: int) -> None:
     def load_state_dict(state: dict[str, Any]) -> None:
         model.load_state_dict(state["model"])
@@ -67,11 +72,11 @@ def train(replica: int) -> None:
         else:
             event = f"{manager.num_participants()} of 2 replicas"
         if event != last_event:
-            print(f"replica {replica}: step {max(step, last_step + 1)}: {event}", flush=True)
+            say(f"replica {replica}: step {max(step, last_step + 1)}: {event}")
         time.sleep(STEP_S)
     weights = torch.cat([each.detach().flatten() for each in model.parameters()]).cpu().numpy()
     digest = hashlib.sha256(weights.tobytes()).hexdigest()[:8]
-    print(f"replica {replica}: step {step}: {done} done by this process, weights {digest}", flush=True)
+    say(f"replica {replica}: step {step}: {done} done by this process, weights {digest}")
     manager.shutdown()
 
 
@@ -82,7 +87,7 @@ def supervise(replica: int, lighthouse: str) -> int:
     for attempt in range(2):
         time.sleep(RESTART_S * attempt)  # the other replica does steps alone
         status = subprocess.run([sys.executable, __file__], env={**os.environ, **own}, check=False).returncode
-        print(f"replica {replica}: status {status}", flush=True)
+        say(f"replica {replica}: status {status}")
         if status == 0:
             break
     return status

@@ -139,26 +139,29 @@ def test_nvidia_smi_shows_errors_and_what_to_do(tmp_path: Path) -> None:
     )
 
 
-FIRE = """
-import accelerator as acc
+# Reports the error, and the uncorrectable errors since a reset of each GPU and what is to be done: 4 is to drain and reset.
+FIRE = (
+    HEALTH
+    + """
 cuda, context = ctypes.CDLL("libcuda.so.1"), ctypes.c_void_p()
 assert cuda.cuInit(0) == 0
 assert cuda.cuDevicePrimaryCtxRetain(ctypes.byref(context), 1) in (0, 214)
 cuda.cuCtxSetCurrent(context)
 code = cuda.cuCtxSynchronize()
-report([code, acc.telemetry(0).ecc_errors, acc.telemetry(1).ecc_errors, acc.telemetry(1).recovery_action])
+report([code, *[health(gpu)[i] for gpu in (0, 1) for i in (0, 7)]])
 """
+)
 
 
 def test_counters_since_a_reset_and_in_all(tmp_path: Path) -> None:
     """No two counters of the GPU are equal. The other GPU has none."""
     state, faults = tmp_path / "state", [*["xid=92,gpu=1"] * 3, "xid=94,gpu=1"]
-    assert run(FIRE, simulated_environment(gpus=2, state=state, faults=faults)) == [214, 0, 1, "drain and reset"]
+    assert run(FIRE, simulated_environment(gpus=2, state=state, faults=faults)) == [214, 0, 0, 1, 4]
     _faults.end(state, None, is_reset=True)
     child = simulated_environment(gpus=2, state=state)
     for fault in faults:
         _faults.add(state, _fault_table.parse(fault))
-    assert run(FIRE, child) == [214, 0, 1, "drain and reset"]
+    assert run(FIRE, child) == [214, 0, 0, 1, 4]
     errors = [f"ecc.errors.{kind}.{span}" for span in ("volatile", "aggregate") for kind in ("corrected", "uncorrected")]
     expected = {"total": "3, 1, 6, 2", "dram": "3, 1, 6, 2", "sram": "0, 0, 0, 0"}
     for memory, counted in expected.items():

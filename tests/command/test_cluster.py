@@ -344,6 +344,16 @@ def test_table_and_document_of_ranks_that_differ(monkeypatch: pytest.MonkeyPatch
     }
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_missing_rank_is_a_failure(
+    as_json: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    store = FakeStore(**{"checked/2": row(2)})
+    assert lead(store, 3, monkeypatch, as_json=as_json) == 1
+    assert store.values["next"] == b"done:1"
+    assert not as_json or not json.loads(capsys.readouterr().out)["passed"]
+
+
 @pytest.mark.parametrize(
     ("reduced", "problem"),
     [

@@ -359,6 +359,9 @@ def test_id_selects_devices() -> None:
     document = json.loads(text(machine, "--json", "--id", f"2,{by_uuid},2"))
     assert [device["index"] for device in document["devices"]] == [2, 0]
     assert "available: 1 cuda device selected" in text(machine, "--id", "1")
+    hiding = {**machine, "CUDA_VISIBLE_DEVICES": "1,2"}
+    [device] = json.loads(text(hiding, "--json", "--id", "0"))["devices"]
+    assert (device["index"], device["physical_index"]) == (0, 1)
     for wrong in ("3", "-1", "", "GPU-x"):
         done = run(machine, "--id", wrong)
         assert (done.returncode, done.stdout) == (2, "")

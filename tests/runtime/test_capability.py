@@ -27,7 +27,7 @@ def test_capability_results_follow_the_current_device(tmp_path: Path) -> None:
     log = tmp_path / "log"
     log.write_text("")
     environment = simulated_environment(
-        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, gpus=6, capability=["6.1", "7.5", "8.6", "9.0", "8.8", "8.9"], log=log
+        {"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, gpus=7, capability=["6.1", "7.5", "8.6", "9.0", "8.8", "8.9", "8.0"], log=log
     )
     code = """
 import os, torch, warnings
@@ -46,7 +46,7 @@ def results():
 f, t = False, True
 expected = {
     0: [f, f, t, f, f, f, f], 1: [t, f, t, f, f, t, f], 2: [t, t, t, t, t, t, f], 3: [t, t, t, t, t, f, t],
-    4: [t, t, t, t, t, t, f], 5: [t, t, t, t, t, t, t],
+    4: [t, t, t, t, t, t, f], 5: [t, t, t, t, t, t, t], 6: [t, t, t, t, t, t, f],
 }
 assert results() == expected[0], results()
 os.environ["DS_ALLOW_DEPRECATED_FP16"] = "1"

@@ -536,6 +536,27 @@ def columns_beside_those_of_a_copy() -> None:
         rest.zero_()
 
 
+def _columns_on_the_host() -> tuple[torch.Tensor, list[ctypes.c_size_t]]:
+    """Return a pinned matrix, and the arguments of cudaMemcpy2DAsync that copies host[:, :2] = x[:, :2] on a stream."""
+    x, host, side = _tensor(4, 6), _pinned(24).view(4, 6), torch.cuda.Stream()
+    return host, _words(host.data_ptr(), 24, x.data_ptr(), 24, 8, 4, 2, side.cuda_stream)
+
+
+@racy("synchronize")
+def columns_on_the_host_that_a_copy_writes() -> None:
+    host, arguments = _columns_on_the_host()
+    loaded_runtime().cudaMemcpy2DAsync(*arguments)  # first
+    host[3, 1].item()  # second
+
+
+@silent
+def columns_on_the_host_beside_those_of_a_copy() -> None:
+    host, arguments = _columns_on_the_host()
+    loaded_runtime().cudaMemcpy2DAsync(*arguments)
+    host[:, 2:] = 5
+    host[2, 3].item()
+
+
 @silent
 def copy_that_waits() -> None:
     x, host = _tensor(), _pinned()

@@ -108,6 +108,13 @@ static void pass_on(int number, const struct sigaction *previous)
     has_passed_on = true;
 }
 
+/* A copy of columns leaves bytes of its range alone. */
+static bool is_copied(const struct guard *guard, uintptr_t address)
+{
+    const struct race_layout byte = layout_of_bytes((const void *)address, 1);
+    return layout_overlap(&guard->copy->layout, &byte) > 0;
+}
+
 static void handle_fault(int number, siginfo_t *info, void *opaque)
 {
     ucontext_t *context = opaque;
@@ -124,7 +131,7 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
             continue;
         }
         is_guarded = true;
-        if (!is_in_copy && address >= guard->range.start && address < guard->range.end && (is_write || is_target(guard))) {
+        if (!is_in_copy && is_copied(guard, address) && (is_write || is_target(guard))) {
             violated = *guard->copy;
             is_violation = true;
             if (guard->content) {

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import ctypes
+import functools
 import os
 import re
 import socket
@@ -17,12 +18,16 @@ import sys
 import uuid
 from collections.abc import Generator
 from types import ModuleType, SimpleNamespace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import parse_qs, urlsplit
 
 from .._compile.import_hook import after_import
 from .._kernels import bindings
+from .._settings import LIMITS
 from .distributed import replace
+
+if TYPE_CHECKING:
+    import torch
 
 __all__ = ["install"]
 
@@ -86,7 +91,7 @@ def _replace(c10d: ModuleType) -> None:
         _replace_stores(module, store_class)
     _replace_gloo(module)
     _count_ranks_of_splits(module)
-    _replace_object_collectives(module)
+    _replace_collectives(module)
 
 
 def _make_store_class(c10d: Any) -> Any:
@@ -265,7 +270,9 @@ def _count_ranks_of_splits(c10d: Any) -> None:
     c10d.ProcessGroup.split_group = split_group_of_known_size
 
 
-def _replace_object_collectives(c10d: Any) -> None:
+def _replace_collectives(c10d: Any) -> None:
+    """Replace those of objects, and let the root of `gather` get what it sends from every rank."""
+
     def size_of(group: Any) -> int:
         return c10d.get_world_size(group)
 
@@ -278,6 +285,27 @@ def _replace_object_collectives(c10d: Any) -> None:
     def is_stranger(group: Any) -> bool:
         """Return whether this rank does not belong to a group. torch's collectives do nothing then."""
         return c10d.get_rank(group) < 0
+
+    gather = c10d.gather
+
+    @functools.wraps(gather)
+    def gather_from_equal_ranks(
+        tensor: torch.Tensor,
+        gather_list: list[torch.Tensor] | None = None,
+        dst: int | None = None,
+        group: Any = None,
+        async_op: bool = False,
+        **options: Any,
+    ) -> Any:
+        result = gather(tensor, gather_list, dst, group, async_op, **options)
+        if gather_list and not is_stranger(group) and is_rank(group, dst, options.get("group_dst")):
+            # nccl's root receives and copies its own part itself, so nccl does not know what this rank would send.
+            for part in gather_list:
+                if part.is_cuda and part.nbytes <= LIMITS["COPY"]:
+                    part.copy_(tensor)
+        return result
+
+    replace(c10d, "gather", gather_from_equal_ranks)
 
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *arguments: Any, **options: Any) -> None:
         if not is_stranger(group):

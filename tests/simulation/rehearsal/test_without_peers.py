@@ -64,6 +64,11 @@ def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
         parts = [torch.empty(2).cuda() for _ in range(world)]
         dist.all_gather(parts, device(1.0, 2.0))
         assert [part.tolist() for part in parts] == [[1.0, 2.0]] * world
+        parts = [torch.zeros(2).cuda() for _ in range(world)]
+        dist.gather(device(1.0, 2.0), parts if rank == world - 1 else None, world - 1)
+        assert [part.tolist() for part in parts] == [[1.0, 2.0] if rank == world - 1 else [0.0, 0.0]] * world
+        dist.gather(device(3.0, 4.0), parts, rank)
+        assert [part.tolist() for part in parts] == [[3.0, 4.0]] * world
         mine = torch.empty(1).cuda()
         dist.reduce_scatter_tensor(mine, device(*range(world)))
         assert mine.item() == rank * world

@@ -38,7 +38,7 @@ def test_failed_capture_keeps_no_computation(runtime: ctypes.CDLL, captured: int
     capture = sys.modules["_accelerator_simulation._kernels.capture"]
     x, factor, stream = torch.ones(3, device="cuda"), torch.tensor(2.0), torch.cuda.Stream()
     x.mul_(factor)
-    capture._drop_released()
+    capture._drop_unused()
     before, is_alive, graph = set(capture._computations), weakref.ref(factor), ctypes.c_void_p()
     # Not torch.cuda.graph: torch 2.6 does not recover from a failed capture.
     assert runtime.cudaStreamBeginCapture(ctypes.c_void_p(stream.cuda_stream), 0) == 0
@@ -52,7 +52,7 @@ def test_failed_capture_keeps_no_computation(runtime: ctypes.CDLL, captured: int
             x.mul_(factor)
     assert runtime.cudaStreamEndCapture(ctypes.c_void_p(stream.cuda_stream), ctypes.byref(graph)) == 901
     assert runtime.cudaGetLastError() == 901
-    capture._drop_released()
+    capture._drop_unused()
     del factor
     gc.collect()
     assert set(capture._computations) == before

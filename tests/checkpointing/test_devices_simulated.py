@@ -168,6 +168,7 @@ def test_autograd_thread_recomputes_under_the_default_device() -> None:
     assert recorded == [torch.device("cuda:1")] * 2
 
 
+@pytest.mark.slow
 def test_recomputation_needs_a_gradient_of_another_device() -> None:
     # Autograd has a thread for each device. The thread of device 0 recomputes and needs a gradient of device 1. Meanwhile the
     # thread of device 1 reaches the same checkpoint.

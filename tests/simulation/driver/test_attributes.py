@@ -39,6 +39,7 @@ def test_limits_of_textures_and_surfaces() -> None:
     assert evaluate(f"{ATTRIBUTES}\nreport([read(number) for number in {list(ALL_LIMITS)}])") == list(ALL_LIMITS.values())
 
 
+@pytest.mark.slow
 @needs_cuda_torch
 def test_properties_have_the_limits() -> None:
     program = """

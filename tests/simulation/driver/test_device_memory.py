@@ -103,6 +103,7 @@ def test_stale_ipc_handle_does_not_open_another_file(tmp_path: Path) -> None:
     assert file.read_bytes() == b"kept" * MIB
 
 
+@pytest.mark.slow
 def test_ipc_export_keeps_concurrent_writes() -> None:
     program = (
         IMPORT

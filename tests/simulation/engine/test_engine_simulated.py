@@ -169,7 +169,7 @@ def test_attention_is_that_of_python(
             assert torch.equal(one, third)
 
 
-@pytest.mark.parametrize("queries", [1, 64])  # 64: the logsumexp needs no padding
+@pytest.mark.parametrize("queries", [1, pytest.param(64, marks=pytest.mark.slow)])  # 64: the logsumexp needs no padding
 def test_first_attention_of_a_process_has_the_strides_of_cuda(queries: int) -> None:
     program = f"""
 import torch

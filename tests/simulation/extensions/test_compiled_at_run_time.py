@@ -47,6 +47,7 @@ JITERATOR = """
     """
 
 
+@pytest.mark.slow
 def test_jiterator() -> None:
     lines = output(JITERATOR, USE_PYTORCH_KERNEL_CACHE="0")
     assert lines == ["True torch.float64 True", "True True"]

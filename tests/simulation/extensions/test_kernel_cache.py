@@ -42,6 +42,7 @@ def calls(tmp_path: Path) -> int:
     return len((tmp_path / "calls").read_text().split())
 
 
+@pytest.mark.slow
 def test_a_kernel_is_compiled_once_for_all_processes(variables: dict[str, str], tmp_path: Path) -> None:
     environment = {**simulated_environment(gpus=1), **variables}
     for _ in range(2):

@@ -133,6 +133,7 @@ print(error(graph.replay), error(torch.cuda.synchronize), sep="|")
     assert "index_select: block: [0,0,0], thread: [0,0,0] Assertion `" in errors
 
 
+@pytest.mark.slow
 @needs_compiled_code
 def test_compiled_code_raises_the_same_error() -> None:
     program = """

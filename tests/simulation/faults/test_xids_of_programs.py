@@ -60,6 +60,7 @@ report([done.returncode, done.stderr, found, actions, other.stdout])
 """
 
 
+@pytest.mark.slow
 def test_failed_kernels_and_assertions_are_events_in_other_processes(tmp_path: Path) -> None:
     child = simulated_environment(gpus=6, state=tmp_path / "state")
     status, errors, events, actions, other = run(f"PROGRAM = {FAILS!r}\n{WATCHES}", child)

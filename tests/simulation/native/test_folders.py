@@ -103,6 +103,7 @@ def find_cycles(graph: Graph) -> Iterator[list[str]]:
             yield group
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("library", _build._LIBRARIES, ids=lambda library: Path(library.path).name)
 def test_symbols_make_no_cycle(library: _build._Library, objects: dict[str, list[Path]]) -> None:
     paths = [path for folder in library.folders for path in objects[folder]]

@@ -310,6 +310,7 @@ def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> N
     assert "Collecting the tests initialized the CUDA driver" in done.stdout
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_collection_may_ask_whether_there_are_gpus(tmp_path: Path) -> None:
     """torch.utils.cpp_extension asks when it is imported. The variable that makes this safe is not that of the tests."""

@@ -16,6 +16,8 @@ if TYPE_CHECKING:
 
 pytestmark = needs_cuda_torch
 
+both = pytest.mark.parametrize("compute", [True, pytest.param(False, marks=pytest.mark.slow)], ids=["compute", "no-compute"])
+
 _REPORT = """
 from accelerator import simulation
 for race in simulation.races():
@@ -84,14 +86,14 @@ def test_a_host_access_in_the_standard_library_is_the_programs() -> None:
     assert "/statistics.py:" in library
 
 
-@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+@both
 def test_an_op_in_a_library_is_the_programs(installed: Path, compute: bool) -> None:
     _, first, second = run(_OPS.format(folder=str(installed)), compute=compute)
     assert first.endswith("writes it: <string>:9 in <module>")
     assert second.endswith(f"reads it: <string>:10 in <module>, through {installed}/mylib/ops.py:6 in inner")
 
 
-@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+@both
 def test_without_a_line_of_the_program_the_librarys_is_named(installed: Path, compute: bool) -> None:
     """As in a thread that a library has started."""
     program = _OPS.format(folder=str(installed)).replace("ops.outer(x)", "").replace("import torch", "import torch, threading")
@@ -102,7 +104,7 @@ def test_without_a_line_of_the_program_the_librarys_is_named(installed: Path, co
     assert second.endswith(f"reads it: {installed}/mylib/ops.py:7 in inner")
 
 
-@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+@both
 def test_an_op_of_a_backward_pass_is_autograds(compute: bool) -> None:
     program = """
 import torch
@@ -180,7 +182,7 @@ for calls in ({POSSIBLE!r}, {CERTAIN!r}):
 DTYPES = ["float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "uint16", "bfloat16", "complex64"]
 
 
-@pytest.mark.parametrize("compute", [True, False], ids=["compute", "no-compute"])
+@both
 def test_types(compute: bool) -> None:
     program = f"""
 import torch

@@ -186,6 +186,7 @@ def override_library_op(library: Any, name: str) -> None:
         if not any(tensor.is_cuda for tensor in tensors_in((args, kwargs))):
             return own_kernel(*args, **kwargs)
         if not is_refused:
+            result = None
             with runtime.noting_refusals() as note:
                 try:
                     result = own_kernel(*args, **kwargs)

@@ -1,4 +1,4 @@
-"""Replaces functions of ``torch.distributed``."""
+"""How the other modules replace functions of ``torch.distributed``."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-/* Buffers for blocks and stacks. The system maps their pages when they are first used, so they are used again. */
+/* Buffers for blocks and stacks, which run.c fills. The system maps their pages when they are first used, so they are used again. */
 #include <sys/mman.h>
 
 #include "library.h"

@@ -1,4 +1,4 @@
-/* Memory that kernels access: checks, the heap of device code, and buffers that launches use again. */
+/* Memory that kernels access: checks, and the heap of device code. */
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>

@@ -1,4 +1,4 @@
-/* Runs a launch: threads of the CPU take blocks, and run each until its threads have returned. */
+/* Runs a launch: threads of the CPU take blocks, fill their shared memory, and run each until its threads have returned. */
 #include <sched.h>
 #include <signal.h>
 #include <stdio.h>

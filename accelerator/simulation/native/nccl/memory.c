@@ -1,4 +1,4 @@
-/* NCCL: memory that programs allocate or register. All of it is host memory, so registration does nothing. */
+/* NCCL: memory of GPUs that programs allocate, or register, which does nothing. */
 #include "nccl.h"
 
 EXPORT ncclResult_t ncclMemAlloc(void **address, size_t size)

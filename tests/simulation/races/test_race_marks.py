@@ -129,7 +129,7 @@ _CHILDREN = """
 
 
 def _failure(output: str, name: str) -> str:
-    match = re.search(rf"_+ {name} _+\n(?:\[gw.*\n)?(.*?)\n[-_=]{{3,}}", output, re.DOTALL)
+    match = re.search(rf"_+ {name} _+\n(?:\[gw[^\n]*\n)?(.*?)\n[-_=]{{3,}}", output, re.DOTALL)
     assert match, output
     return match[1]
 

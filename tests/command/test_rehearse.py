@@ -108,6 +108,7 @@ def test_peaks_are_those_of_the_whole_run(tmp_path: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) -> None:
     picture, folder = tmp_path / "memory.svg", tmp_path / "new" / "snapshots"
     entries, text = figures(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support.discovery import evaluate_simulated, simulated_driver
 
 # Makes the child of a probe slow, and records the processes that are started.
@@ -24,6 +26,7 @@ SLOW = """
 """
 
 
+@pytest.mark.slow
 @simulated_driver
 def test_a_child_forked_during_a_probe_can_probe() -> None:
     program = (

@@ -410,6 +410,7 @@ print(made.device)
 """
 
 
+@pytest.mark.slow
 @needs_simulation
 @pytest.mark.parametrize(
     "device", [slow("1"), "'cuda:1'", slow("torch.device('cuda', 1)"), slow("torch.empty(1, device='cuda:1')")]

@@ -207,6 +207,7 @@ def test_side_effects_run_at_each_call_of_compiled_code() -> None:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(build is None or build.cuda is None, reason="needs a CUDA build of torch")
 def test_compiled_code_synchronizes_each_form_of_device() -> None:
     run(

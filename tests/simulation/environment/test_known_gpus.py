@@ -43,6 +43,7 @@ def figures(**machine: Any) -> dict[str, Any]:
     return result
 
 
+@pytest.mark.slow
 def test_cuda_and_nvml_report_different_totals() -> None:
     result = figures(gpus=2, name=["A100-40GB", "NVIDIA GeForce RTX 4090"])
     totals = [42_298_834_944, 24081 * MIB]

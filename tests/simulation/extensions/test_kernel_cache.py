@@ -51,6 +51,7 @@ def test_a_kernel_is_compiled_once_for_all_processes(variables: dict[str, str], 
     assert calls(tmp_path) == 1
 
 
+@pytest.mark.slow
 def test_a_use_makes_a_kernel_young(variables: dict[str, str], tmp_path: Path) -> None:
     environment = {**simulated_environment(gpus=1), **variables}
     assert python(LAUNCH, environment).stdout == RESULT

@@ -290,6 +290,7 @@ class TestMisuse:
         assert "rank 1 says that there are 3 ranks, rank 0 says 2" in reports[1]["text"]
 
 
+@pytest.mark.slow
 def test_errors_are_reported_with_their_texts(tmp_path: Path) -> None:
     """Another thread sets an error that a rank polls. The rank reads the text as soon as there is an error."""
     library = compiled(LATE_TEXTS.read_text(), tmp_path / "late_texts.so", "-shared", "-fPIC")

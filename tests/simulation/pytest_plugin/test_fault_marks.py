@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.support.discovery import on_simulated_gpus
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_each_test_has_its_faults_and_unfired_ones_are_warnings(tmp_path: Path) -> None:
     write(

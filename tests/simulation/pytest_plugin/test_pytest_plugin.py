@@ -925,6 +925,7 @@ def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> N
     assert message in done.stderr
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
     hide_torch(tmp_path)
@@ -960,6 +961,7 @@ def test_plugin_loaded_by_conftest_is_an_error(tmp_path: Path) -> None:
     assert f"add '-p {PLUGIN}'" in done.stderr
 
 
+@pytest.mark.slow
 def test_tests_are_skipped_if_simulation_is_unavailable(tmp_path: Path) -> None:
     write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
     torch = tmp_path / "path" / "torch"

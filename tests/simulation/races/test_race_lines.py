@@ -293,6 +293,7 @@ x.add_(1)
     assert run(program, compute=False) == run(program) == []
 
 
+@pytest.mark.slow
 def test_streams_have_numbers_of_their_gpu() -> None:
     program = """
 import torch

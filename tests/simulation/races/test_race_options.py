@@ -37,6 +37,7 @@ def _simulate(program: str, *options: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, timeout=300, check=False, cwd=root)
 
 
+@pytest.mark.slow
 def test_the_exit_status_counts_every_process() -> None:
     parent = f"import subprocess, sys; subprocess.run([sys.executable, '-c', {RACE!r}], check=True)"
     done = _simulate(parent, "--races", "report")
@@ -45,6 +46,7 @@ def test_the_exit_status_counts_every_process() -> None:
     assert blocks == ["race: 4000 bytes of a float32 tensor of shape (1000,): nothing orders two accesses on two streams"]
 
 
+@pytest.mark.slow
 def test_a_possible_race_is_no_failure() -> None:
     program = """
 import torch

@@ -169,7 +169,8 @@ def test_stores_answer_as_torchs_for_their_own_values() -> None:
     )
 
 
-@pytest.mark.parametrize("given", [pytest.param(None, marks=pytest.mark.slow), "1"])
+@pytest.mark.slow
+@pytest.mark.parametrize("given", [None, "1"])
 def test_threads_of_torch_leave_the_store_alone(given: str | None) -> None:
     """The store is Python's: a thread that called it while Python ends would end the process by a signal."""
     before = f"""

@@ -233,9 +233,9 @@ def test_the_line_of_the_program() -> None:
     of_simulation = frame(str(Path(known_values.__file__).parent / "dispatch.py"), 2, "run")
     of_package = frame("/venv/lib/python3.12/site-packages/transformers/trainer.py", 3, "train")
     of_python = frame("<frozen runpy>", 4, "run_path")
-    inner, outer = frame("/work/model.py", 5, "forward"), frame("/work/train.py", 6, "main")
+    inner, outer = frame("/program/model.py", 5, "forward"), frame("/program/train.py", 6, "main")
     line = known_values.program_line
-    assert line([of_simulation, of_torch, of_package, inner, outer, of_python]) == "/work/model.py:5 in forward"
+    assert line([of_simulation, of_torch, of_package, inner, outer, of_python]) == "/program/model.py:5 in forward"
     assert line([of_simulation, of_torch, of_package, of_torch, of_python]) == f"{of_package.f_code.co_filename}:3 in train"
     assert line([of_simulation, of_torch, of_python]) is None
 

@@ -86,7 +86,8 @@ private:
     op_rules rules_{};
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
     std::vector<bool> writes_;                         // whether the op writes each of them
-    std::vector<bool> are_statistics_;                 // whether each is the running statistics of a norm
+    std::vector<bool> are_statistics_;                 // whether each is the running statistics of a norm; the rules have these
+                                                       // as state_arguments, but only from the first call on
     int64_t training_ = -1;                            // the argument that says whether those are updated, if there is one
     std::vector<int32_t> returns_;                     // for each result the argument that it is, or -1
     bool makes_results_ = false;                       // whether one of them is new

@@ -1,4 +1,5 @@
-/* What does not change: figures of the model, modes, and features that no simulated GPU uses. A figure that is not known is not supported. */
+/* What does not change: figures of the model, modes, and features that no simulated GPU uses. A figure that is not known is not
+ * supported. */
 #include "nvml.h"
 
 #include <string.h>

@@ -117,9 +117,12 @@ def entries(text: str) -> tuple[str, ...]:
 
 
 def _key(entry: str) -> str:
-    """What two entries share that are the same to the driver."""
+    """What two entries share that are the same to the driver of every machine.
+
+    With the digits of a MIG instance, ``MIG-`` selects it and ``GPU-`` selects nothing, so that these are no repeat there.
+    """
     digits = _digits(entry)
-    return entry if digits is None else digits
+    return entry if digits is None else entry[: len("GPU-")] + digits
 
 
 def _digits(text: str) -> str | None:

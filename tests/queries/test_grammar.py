@@ -231,7 +231,9 @@ def test_problem_shortens_long_entries(length: int, expected: str) -> None:
     ("text", "needs_uuids", "hides_all"),
     [(None, False, False), ("", False, True), ("0", False, False), ("x", False, True), ("0,0", False, True),
      ("0,1,1", False, False), (A, True, False), ("MIG-a", True, False), ("xGPU-a", False, True), ("GPU-a,GPU-a", True, True),
-     ("GPU-a,MIG-A", True, True), ("GPU-", True, True), ("GPU-x", True, True), (f"MIG-{A}/1/0", True, False)],
+     ("GPU-a,GPU-A", True, True),
+     ("MIG-e1,MIG-E-1", True, True), ("MIG-e1,GPU-e1", True, False), ("GPU-a,MIG-a", True, False),
+     ("GPU-", True, True), ("GPU-x", True, True), (f"MIG-{A}/1/0", True, False)],
 )  # fmt: skip
 def test_needs_uuids_and_hides_all(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
     assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)
@@ -467,6 +469,15 @@ def test_generated_values_select_torchs_devices(value: str | None) -> None:
 @given(values([A, B, C, D]))
 def test_many_values_select_torchs_devices(value: str | None) -> None:
     check_torchs_devices(value)
+
+
+@settings(max_examples=250, deadline=None)
+@given(
+    st.lists(st.sampled_from([kind + uuid[4:] for uuid in (A, X.uuid) for kind in ("GPU-", "MIG-")]), max_size=3).map(",".join),
+    st.sampled_from([FOUR, DIVIDED, EMPTY, [Gpu(A, (Instance("MIG-" + A[4:], 1, 0),))]]),
+)
+def test_what_hides_all_devices_selects_none(value: str, gpus: list[Gpu]) -> None:
+    assert chosen(value, gpus) == [] or not grammar.hides_all(value)
 
 
 @settings(max_examples=200, deadline=None)

@@ -22,6 +22,7 @@ from collections.abc import Generator, Iterator
 from pathlib import Path
 from typing import Any, TypeVar
 
+import hypothesis
 import pytest
 
 import accelerator as acc
@@ -33,6 +34,9 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Background processes of a shell ignore SIGINT, and the programs that tests interrupt would inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+# The same commit runs the same examples. ``--hypothesis-profile default`` looks for others.
+hypothesis.settings.register_profile("same", derandomize=True)
+hypothesis.settings.load_profile("same")
 
 LIMITS_S = {"exhaustive": 3600, "slow": 900}
 """After these seconds a test with the mark fails. ``pyproject.toml`` has the limit of all others."""

@@ -194,6 +194,7 @@ def test_out_of_memory_is_remembered_when_the_program_resets_its_statistics(tmp_
     assert (entries[0]["fits"], entries[0]["retries"]) == (False, 1)
 
 
+@pytest.mark.slow
 def test_out_of_memory_in_a_backward_names_the_line_that_calls_it(tmp_path: Path) -> None:
     entries, _ = figures(
         tmp_path,
@@ -550,7 +551,7 @@ def test_command_that_cannot_be_started() -> None:
     assert done.stderr.startswith("python -m accelerator rehearse: no-such-command: command not found\n")
 
 
-@pytest.mark.parametrize("is_mig", [False, True])
+@pytest.mark.parametrize("is_mig", support.sample([False, True], True))
 def test_machines_are_those_of_simulate(is_mig: bool, tmp_path: Path) -> None:
     """A process uses one MIG instance, whose memory it has."""
     options = ["--mig", "7"] if is_mig else ["--nvlink", "all", "--numa", "0", "--numa", "1"]
@@ -805,6 +806,7 @@ def test_json_of_a_failure() -> None:
     }
 
 
+@pytest.mark.slow
 def test_one_allocation_beyond_the_memory_of_another_gpu_goes_on(tmp_path: Path) -> None:
     [entry], text = figures(
         tmp_path,

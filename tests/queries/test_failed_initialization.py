@@ -73,7 +73,7 @@ def fail(attempt: str, order: str, **machine: Any) -> Any:
     [
         # The import of torch takes longer than the rest. In these it is imported already.
         ("init", "after torch"),
-        ("init", "query after torch"),
+        pytest.param("init", "query after torch", marks=pytest.mark.slow),
         ("FloatTensor", "after torch"),
         *(pytest.param(name, "before torch", marks=pytest.mark.slow) for name in ATTEMPTS),
         pytest.param("init", "query before torch", marks=pytest.mark.slow),

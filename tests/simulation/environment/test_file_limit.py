@@ -6,6 +6,8 @@ import subprocess
 import sys
 from typing import TYPE_CHECKING
 
+import pytest
+
 from tests.support import plain_environment, simulated_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import DRIVER, needs_cuda_torch
@@ -87,6 +89,7 @@ def test_a_command_line_without_a_folder_says_so() -> None:
         assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.slow
 @needs_cuda_torch
 def test_ops_compute() -> None:
     program = "import torch; print((torch.ones(2, device='cuda') + 1).tolist())"

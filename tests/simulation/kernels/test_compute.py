@@ -267,6 +267,7 @@ def test_a_run_tells_a_failed_installation_once(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("command", "status"), [("import torch", 2), pytest.param("import torch; raise SystemExit(3)", 3, marks=pytest.mark.slow)]
 )
+@pytest.mark.slow
 def test_a_rehearsal_without_kernels_fails_with_the_reason(command: str, status: int, tmp_path: Path) -> None:
     without(OF_REHEARSALS, tmp_path)
     script = f"PYTHONPATH={tmp_path}:$PYTHONPATH exec {sys.executable} -c '{command}'"
@@ -279,6 +280,7 @@ def test_a_rehearsal_without_kernels_fails_with_the_reason(command: str, status:
 @pytest.mark.parametrize(
     "options", sample([{"driver": "absent"}, {"driver": "absent", "compute": False}, {"gpus": 0}], {"driver": "absent"})
 )
+@pytest.mark.slow
 def test_a_machine_without_a_driver_or_gpu_has_no_problem(options: dict[str, Any]) -> None:
     done = python("import torch", env=simulated_environment(**options))
     assert (done.returncode, done.stderr) == (0, "")

@@ -539,11 +539,13 @@ class TestWatchdog:
         assert timed_out == [{"exit": -signal.SIGABRT}] * (count - 1)
         assert last["value"] is None
 
+    @pytest.mark.slow
     def test_the_timeout_of_a_collective_that_copies_its_results(self, torch_ranks: Ranks) -> None:
         timed_out, last = torch_ranks.reports("pending.timeout", 2, QUICKLY, collective="all_gather")
         assert timed_out == {"exit": -signal.SIGABRT}
         assert last["value"] is None
 
+    @pytest.mark.slow
     @TWO_AND_FOUR
     def test_async_error_handling_disabled(self, torch_ranks: Ranks, count: int) -> None:
         variables = {"TORCH_NCCL_ASYNC_ERROR_HANDLING": "0"}

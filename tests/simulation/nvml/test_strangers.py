@@ -30,7 +30,7 @@ GPUTIL = "import GPUtil; GPUtil.showUtilization(); print(*[gpu.name for gpu in G
         ("py3nvml", [str(Path(sys.executable).with_name("py3smi"))]),
         ("GPUtil", ["-c", GPUTIL]),
         ("accelerate", ["-m", "accelerate.commands.accelerate_cli", "env"]),
-        ("torch", ["-m", "torch.utils.collect_env"]),
+        pytest.param("torch", ["-m", "torch.utils.collect_env"], marks=pytest.mark.slow),
     ],
 )
 def test_third_party_tool_runs(module: str, arguments: list[str], mig: int | None) -> None:

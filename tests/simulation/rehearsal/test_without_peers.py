@@ -41,7 +41,9 @@ def run(code: str, rank: int = 3, world: int = 8, *, before: str = "") -> str:
     return support.run(before + PRELUDE + textwrap.dedent(code), environment)
 
 
-@pytest.mark.parametrize(("rank", "world"), [(3, 8), pytest.param(0, 1, marks=pytest.mark.slow), (199, 200)])
+@pytest.mark.parametrize(
+    ("rank", "world"), [(3, 8), pytest.param(0, 1, marks=pytest.mark.slow), pytest.param(199, 200, marks=pytest.mark.slow)]
+)
 def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
     run(
         """

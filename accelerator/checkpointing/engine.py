@@ -9,7 +9,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 import torch.utils.checkpoint as torch_checkpoint
 
-from . import bindings, configuration, prefetching
+from . import bindings, configuration, producers
 from .containers import tensors_in
 from .frames import Frame
 from .rng_tracker import tracker
@@ -106,7 +106,7 @@ def _checkpoint(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     frame = Frame(function, args, kwargs, settings)
     result = frame.forward(args, kwargs)
     if not settings.keeps_arguments:
-        prefetching.tag_outputs(result, frame)
+        producers.tag_outputs(result, frame)
     if not frame.placeholders and not any(tensor.requires_grad for tensor in tensors_in((result, args, kwargs))):
         warnings.warn(
             "nothing in this checkpoint requires a gradient: neither its arguments nor anything that the function uses; "

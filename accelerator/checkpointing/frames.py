@@ -1,4 +1,4 @@
-"""The autograd side of a checkpoint: placeholders in the graph of the forward, which a recomputation fills and compares.
+"""A checkpoint's graph and recomputation: placeholders for the tensors that operations save, which backward fills and compares.
 
 During the forward, a saved-tensor hook replaces every tensor that an operation saves with a ``Placeholder``, which refers to
 its ``Frame``. The frame has the function and its arguments. When backward unpacks the first placeholder, the frame runs the
@@ -23,7 +23,7 @@ import torch
 from torch import Tensor
 from torch.utils.checkpoint import CheckpointError
 
-from . import bindings, debug_checks, prefetching, waiting
+from . import bindings, debug_checks, producers, waiting
 from .arguments import Hooks, keep_arguments
 from .configuration import Settings
 from .forward_state import ForwardState
@@ -120,7 +120,7 @@ class Frame:
         self._arguments = keep_arguments(args, kwargs, settings, outer_hooks, nested=nested)
         self._forward_state = ForwardState(settings.preserve_rng_state, self._arguments.devices)
         # The checkpoint that backward reaches next, if it produced one of the arguments.
-        self._producer: Frame | None = prefetching.find_producer(self._arguments.stored) if self._arguments.stored else None
+        self._producer: Frame | None = producers.find_producer(self._arguments.stored) if self._arguments.stored else None
         self.placeholders: list[weakref.ref[Placeholder]] = []
         self._saves_large_tensor = False
         # Whether recomputed tensors are compared with the saved ones.

@@ -33,6 +33,7 @@ M, N = "MIG-aaaa", "MIG-bbbb"
         (f"{M},{N}", [1], N),
         ("MIG-GPU-aaaa/1/0", [0], "MIG-GPU-aaaa/1/0"),
         (f"{M},{V}", [1, 0], f"{V},{M}"),
+        (f"{M},GPU-AAAA", [0], M),  # a repeat only on a machine without MIG
         ("", [], ""),
     ],
 )
@@ -58,7 +59,7 @@ ODD_DIGITS = ("1_0", "+1", " 1 ", "01", "\u0661", "")
         ("", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='' lists 0"),
         ("4,4", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='4,4' lists 0"),
         (f"{U},1", [1], "Device 1 is out of range: CUDA_VISIBLE_DEVICES='GPU-aaaa,1' lists 1"),
-        (f"{U},{M.upper()}", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='GPU-aaaa,MIG-AAAA' lists 0"),
+        (f"{U},GPU-AAAA", [0], "Device 0 is out of range: CUDA_VISIBLE_DEVICES='GPU-aaaa,GPU-AAAA' lists 0"),
         (None, [-1], "A local accelerator id must not be negative, but is -1"),
         (None, ["x"], "A local accelerator id must be the index of a device, not 'x'"),
         *((None, [digits], f"A local accelerator id must be the index of a device, not {digits!r}") for digits in ODD_DIGITS),

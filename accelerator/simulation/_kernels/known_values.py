@@ -1,4 +1,4 @@
-"""Which tensors of a rehearsal have values, and where values that they do not have mattered.
+"""Which tensors of a rehearsal have values, what the host gets of the others, and where that mattered.
 
 Ops compute only if that is cheap, so most device memory holds no values. This module keeps the state of each storage by its
 address. A value that is not known matters where it decides a shape, or where the host reads it: `note` keeps the line of the

@@ -55,7 +55,7 @@ struct fault_table {
 /* parse.c. Adds faults to a table; returns a problem, or NULL. Those of other nodes are left out. */
 const char *faults_add(struct fault_table *table, const char *rows, int node);
 
-/* health.c. */
+/* clear_and_status.c */
 void faults_clear(struct fault_table *table, int gpu); /* the cause is gone; a lost GPU is back */
 void faults_reset(struct fault_table *table, int gpu); /* ends the errors of new processes, and the GPU's users */
 /* Describes the faults and the GPUs, or only faults that have never fired, a line each. */

@@ -1,4 +1,4 @@
-/* libcuda.so.1: device memory and pinned memory: allocating, freeing, how much is free.
+/* libcuda.so.1: device memory and pinned memory: allocating, unmapping what is freed, how much is free.
  *
  * Both are host memory that is mapped lazily, so a simulated GPU takes only as much host memory as is written. The free
  * memory is computed from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */

@@ -1,4 +1,4 @@
-/* libcuda.so.1: launches of kernels that do not run.
+/* libcuda.so.1: launches of kernels that the driver loaded and that do not run: their error, which stays pending.
  *
  * The program would read memory that nothing computed. Its launch fails, and because not every program checks its launches, the
  * error stays pending until the program reads it: copies, waits and queries return it, and ops raise it. */

@@ -1,4 +1,4 @@
-/* NCCL: the version, and the calls of collectives, messages and groups. */
+/* NCCL: the version, and the calls of collectives, messages and groups, which all pass `communicate`. */
 #include "nccl.h"
 
 enum { VERSION = 23007 };

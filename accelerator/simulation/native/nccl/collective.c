@@ -1,4 +1,4 @@
-/* NCCL: collectives: how data moves between the ranks' slots, step by step.
+/* NCCL: collectives: whether the ranks call the same one, and how data moves between their slots, step by step.
  *
  * A collective proceeds in steps, each as large as half a slot: every rank writes its part into its own slot and, once all
  * ranks have arrived, reads what it needs from the others' slots. One barrier per step is enough, because slots and

@@ -1,4 +1,4 @@
-/* NCCL: what the ranks pass to an operation and get from it. */
+/* NCCL: how many bytes an operation reads and writes on a rank. */
 #include "nccl.h"
 
 #define OPERATION_KIND(code, name, source, target) {#name, "nccl" #name, source, target},

@@ -1,4 +1,4 @@
-/* Memory in use and the processes that use it. */
+/* Memory in use; the processes that use a GPU, with their memory and utilization. */
 #include "nvml.h"
 
 #include <stdlib.h>

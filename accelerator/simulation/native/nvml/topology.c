@@ -1,4 +1,4 @@
-/* Connections between GPUs, and between a GPU and the host: NVLink, PCI, NUMA nodes.
+/* Connections between GPUs, and between a GPU and the host: NVLink and its counters, PCI, NUMA nodes.
  *
  * Each GPU has one NVLink to every other GPU of its link group, up to LINKS_PER_GPU links. */
 #include "nvml.h"

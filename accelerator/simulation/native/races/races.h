@@ -1,4 +1,4 @@
-/* Race detection: which accesses to memory nothing orders.
+/* Race detection finds accesses to the same memory that nothing orders: what its files share, and how they work together.
  *
  * Each stream has a vector clock (clocks.c). Work on a stream advances it, and events, waits and synchronization join
  * clocks. Each access is recorded with the time of its stream, by address (accesses.c). A new access races with an older

@@ -1,4 +1,4 @@
-/* The CUDA runtime: what the kernels of torch's ops call. */
+/* The CUDA runtime: what the kernels of torch's ops call: the start of an op (waits, errors, faults), and its node in a graph. */
 #include "runtime.h"
 
 #include <string.h>

@@ -1,4 +1,4 @@
-/* The CUDA runtime: launches of kernels that do not run: their error and its words.
+/* The CUDA runtime: launches of kernels of the program that do not run: their error, and the words of all refusals.
  *
  * On a machine that computes, kernel overrides in Python do the work of torch's ops. A launch that arrives here would
  * leave memory uncomputed, so it fails and prints the name of the kernel. */

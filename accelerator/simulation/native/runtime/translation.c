@@ -23,7 +23,7 @@ extern char **environ;
 
 /* The umask is for what Python and the compiler write: others must not replace it. */
 static const char code[] = "import os, sys; os.umask(0o022); sys.path.insert(0, sys.argv[1]);"
-                           " from _ptx.command import main; sys.exit(main(sys.argv[2:]))";
+                           " from _ptx.translate import main; sys.exit(main(sys.argv[2:]))";
 
 /* Whether only this user and root may write there. */
 static bool is_safe(const char *path, bool is_directory)
@@ -162,7 +162,7 @@ static void read_output(int file, char *text, size_t size)
 /* Returns why there is no translation now, or NULL. */
 static char *run_translator(const struct program *program, const char *kernel, const char *target)
 {
-    enum { REFUSED = 3 }; /* of _ptx/command.py */
+    enum { REFUSED = 3 }; /* of _ptx/translate.py */
     char text[4096] = "";
     int request = write_request(program), output[2], status = -1;
     if (request < 0 || pipe2(output, O_CLOEXEC) != 0) {

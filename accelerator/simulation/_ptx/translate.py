@@ -1,4 +1,4 @@
-"""The process that translates and compiles one kernel, or the variables of a program.
+"""The process that turns the PTX of one kernel, or the variables of a program, into C and compiles it.
 
 The simulated runtime starts it: ``main([KERNEL, TARGET])`` with the PTX on standard input. A copy of this package that lies
 beside the compiled libraries does it, in a Python that needs nothing else.

@@ -1,4 +1,4 @@
-"""What the command lines of ``simulate`` and ``rehearse`` share: options, then after ``--`` the command to run."""
+"""The parser that ``simulate`` and ``rehearse`` share: their options in the table of settings, then after ``--`` the command."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""NVML: a call returns a value, or raises NotSupported or Failed, whatever the state of NVML and its binding is.
+"""NVML: a call returns a value, or raises NotSupported or Failed with NVML's reason in words.
 
 NVML is initialized once per process. It is initialized again in a forked child, after other code shut it down, and after
 ``clear``.

@@ -19,7 +19,7 @@ from .._kernels.rehearsal import SMALL_COPY
 
 __all__ = ["install"]
 
-# By op, the positions of what it writes and of what it reads. Nothing is known of what another rank sends.
+# By op, the positions of what it writes and of what it reads. Nothing is known of a message from another rank.
 _OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {
     "allgather_": (0, 1),
     "_allgather_base_": (0, 1),

@@ -1,4 +1,4 @@
-"""The instructions that are translated, one module for each family."""
+"""The instructions that are translated, one module for each family, and why others are refused."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""Control flow, calls and what has no other place.
+"""What has no other place, and the names of branches, calls and returns.
 
-The generator writes branches, calls and returns itself: they depend on how the function runs.
+The generator writes those itself: they depend on how the function runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-/* Accounts of the simulated machine: the memory and the contexts of each process on each GPU. */
+/* Accounts of the simulated machine: each process's memory and contexts on each GPU, its pinned memory, and how much there is. */
 #include <stdbool.h>
 #include <unistd.h>
 

@@ -1,4 +1,4 @@
-/* NCCL: initialization of communicators. */
+/* NCCL: the calls ncclCommInitRank, ...RankConfig, ...RankScalable, ...All, which joining.c completes. */
 #include "nccl.h"
 
 #include <stdlib.h>

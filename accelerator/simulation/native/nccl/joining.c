@@ -1,5 +1,5 @@
-/* NCCL: joining of ranks: a new communicator is complete when all of its ranks have attached, or fails when they come too
- * late. */
+/* NCCL: joining of ranks, the end of each initialization and split: a communicator is complete when all of its ranks have
+ * attached, or fails when they come too late. */
 #include "nccl.h"
 
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* Race detection: what was accessed, by address.
+/* Race detection: keeps accesses by address, and compares a new one with them.
  *
  * Memory is divided into segments; each has the accesses to all of it that a later access may race with. A dense write replaces
  * all accesses of its range. Another access is added, and replaces the earlier one that it repeats. */

@@ -1,4 +1,4 @@
-/* Race detection: records accesses: which stream, which memory, at which times of the clocks. */
+/* Race detection: takes each access with its stream and the times of its clocks, and hands it to accesses.c. */
 #include "races.h"
 
 /* The tensors of the op that the calling thread runs: a copy or collective knows only addresses, the report names shapes. */

@@ -1,4 +1,5 @@
-/* The CUDA runtime: attributes and occupancy of kernels. A kernel that does not run has those of a small one. */
+/* The CUDA runtime: the calls for attributes and occupancy of kernels, which translated.c answers. A kernel that does not run
+ * has those of a small one. */
 #include "images.h"
 
 struct function_attributes {

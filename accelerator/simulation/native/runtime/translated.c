@@ -1,4 +1,4 @@
-/* The CUDA runtime: kernels that are translated from their PTX, their variables, and their launches. */
+/* The CUDA runtime: kernels that are translated from their PTX: their attributes, occupancy, variables, and launches. */
 #include <dlfcn.h>
 #include <sched.h>
 #include <stdio.h>

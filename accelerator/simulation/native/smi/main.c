@@ -15,7 +15,7 @@ static const char *value_of(const char *name, char **argv, int *at)
     return argv[*at][length] == '\0' && argv[*at + 1] ? argv[++*at] : NULL;
 }
 
-/* Options of the driver's nvidia-smi that the simulated one lacks. */
+/* Options of the driver's nvidia-smi: one that comes here is lacking, or lacks its value. */
 static bool is_option_of_driver(const char *argument)
 {
     static const char *const names[] = {"-h", "-x", "-f", "-l", "-lms", "-u", "-pm", "-e", "-p", "-c", "-r", "-vm", "-ac", "-rac", "-pl",

@@ -1,4 +1,4 @@
-"""The commands of ``python -m accelerator``: report, check, simulate and rehearse."""
+"""The commands of ``python -m accelerator``: report, check, simulate, rehearse and fault."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The vendor table: what differs from one accelerator to another, one row per accelerator.
+"""The vendor table, one row per accelerator: its variables, those that launchers forward, backends, and names in torch.
 
 Sources: DeepSpeed's accelerator classes (0.19.8) for communication backends, forwarded prefixes, compile backends, timers, data
 dependency and backpressure, op builders, and the names of graph classes; torch's modules (2.15) for XPU, MPS and MTIA; the

@@ -1,4 +1,4 @@
-"""Driver probes: child processes that ask the driver. One runs at a time, and results are cached by environment."""
+"""Driver probes: child processes that ask the driver, one at a time, and the cache of their results and failures."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Tests of configure(): the arguments that it accepts, those that it rejects, and that a rejected call changes nothing."""
+"""Tests of configure(): which arguments it accepts, that a rejected call changes nothing, and the times of regions."""
 
 from __future__ import annotations
 

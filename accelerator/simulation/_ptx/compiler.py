@@ -1,4 +1,4 @@
-"""Compiles translated kernels into a cache that processes share.
+"""Compiles the C that ``translate.py`` made of a kernel, into a cache that processes share.
 
 The simulated libraries know where in the cache a kernel belongs, by the content of its image. They look there first, and start
 this package only for a kernel that is missing. Long kernels are compiled with ``-O1``.

@@ -1,4 +1,4 @@
-"""What a kernel does wrong is found: CUDA's error at the next wait, for good, and a line that names kernel, block and thread.
+"""What a kernel does wrong is found: CUDA's error at the next wait, for good, and a line with kernel, block, thread; printf.
 
 Each program has a GPU for each failure, because a process loses the GPU on which a kernel has failed.
 """

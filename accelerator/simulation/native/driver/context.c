@@ -1,4 +1,4 @@
-/* libcuda.so.1: primary contexts, and each thread's stack of current contexts. */
+/* libcuda.so.1: primary contexts, their limits, and each thread's stack of current contexts. */
 #include "driver.h"
 
 #include <pthread.h>

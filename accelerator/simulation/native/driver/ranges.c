@@ -1,4 +1,4 @@
-/* libcuda.so.1: which ranges of addresses a copy may use. */
+/* libcuda.so.1: whether a range of addresses is memory that a copy may use. */
 #include "driver.h"
 
 #include <sys/mman.h>

@@ -1,4 +1,4 @@
-/* How a kernel that is not simulated is launched: what the driver's functions and the runtime's have in common. */
+/* How a kernel that torch's overrides do not replace is launched, or refused: what the driver and the runtime have in common. */
 #ifndef ACCELERATOR_SIM_LAUNCH_H
 #define ACCELERATOR_SIM_LAUNCH_H
 

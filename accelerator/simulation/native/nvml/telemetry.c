@@ -1,6 +1,7 @@
-/* Telemetry, except for memory and processes: utilization, temperature, fans, power, energy, clocks. A simulated GPU is idle,
- * so the figures are invented. Most are constant and differ between GPUs, so that a test can recognize the GPU that a figure
- * belongs to; energy grows with time. */
+/* Telemetry, except for memory and processes: utilization, temperature, fans, power and its limit, energy, clocks.
+ *
+ * A simulated GPU is idle, so the figures are invented. Most are constant and differ between GPUs, so that a test can recognize
+ * the GPU that a figure belongs to; energy grows with time. */
 #include "nvml.h"
 
 #include <time.h>

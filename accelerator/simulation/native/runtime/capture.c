@@ -1,5 +1,5 @@
-/* The CUDA runtime: capture of streams: which streams are in it, its end, and which threads may not make calls that are unsafe meanwhile
- * (those that begin with unsafe_call).
+/* The CUDA runtime: capture of streams: which streams are in it, its end, what invalidates it, and which threads may not
+ * make calls that are unsafe meanwhile (calls that ask unsafe_call).
  *
  * A capture appends the work of all its streams to one chain, in the order of the calls. CUDA would build a graph with
  * branches; the chain is one valid order of its nodes. */

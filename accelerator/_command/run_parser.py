@@ -1,4 +1,4 @@
-"""The parser that ``simulate`` and ``rehearse`` share: their options in the table of settings, then after ``--`` the command."""
+"""The parser that ``simulate`` and ``rehearse`` share: their options in the settings table, then after ``--`` the command."""
 
 from __future__ import annotations
 

@@ -675,8 +675,191 @@ def _phases(space: str, address: str, head: str, declare: str) -> Program:
     )
 
 
+def names_and_texts() -> Iterator[Program]:
+    nothing = np.zeros(32, np.uint32)
+    yield Program(
+        "braces in comments",
+        (),
+        entry("""
+            // } the end of a part; { and the begin of another
+            /* } */ st.global.u32 [%out], 7;
+        """),
+        nothing,
+        nothing + 7,
+    )
+    yield Program(
+        "names that differ in a percent or dollar sign, or in their scope",
+        (),
+        entry("""
+            .reg .b32 n, %n, %r_s1, %r;
+            mov.u32 n, 1; mov.u32 %n, 20; mov.u32 %r_s1, 300; mov.u32 %r, 0;
+            bra $L;
+        L:
+            st.global.u32 [%out], 9;
+            ret;
+        $L:
+            { .reg .b32 %r; mov.u32 %r, 4000; add.u32 n, n, %r; }
+            add.u32 n, n, %n; add.u32 n, n, %r_s1; add.u32 n, n, %r;
+            st.global.u32 [%out], n;
+        """),
+        nothing,
+        nothing + 4321,
+    )
+
+
+def carries_and_operands() -> Iterator[Program]:
+    nothing = np.zeros(64, np.uint32)
+    thread = np.arange(64, dtype=np.uint32)
+    yield Program(
+        "a carry across a barrier",
+        ("add.cc.u32", "addc.u32"),
+        entry("""
+            sub.u32 %x, 0, %thread;
+            add.cc.u32 %y, %x, 8;
+            bar.sync 0;
+            addc.u32 %z, 0, 0;
+            st.global.u32 [%out], %z;
+        """),
+        nothing,
+        ((thread > 0) & (thread <= 8)).astype(np.uint32),
+        threads=64,
+        mode="MODE_BLOCK",
+    )
+    yield Program(
+        "a carry across an instruction that others do not share",
+        (),
+        entry("""
+            mov.u32 %x, 4294967295; mov.u32 %y, %ntid.x;
+            add.cc.u32 %y, %x, %y;
+            mov.u32 %x, 5;
+            addc.u32 %z, %x, 0;
+            bar.sync 0;
+            st.global.u32 [%out], %z;
+        """),
+        nothing,
+        nothing + 6,
+        threads=64,
+        mode="MODE_BLOCK",
+    )
+    yield Program(
+        "a vector of atoms whose result is a later value",
+        (),
+        entry("""
+            .reg .f32 %f<4>;
+            mov.f32 %f1, 0f40000000; mov.f32 %f3, 0f3f800000;
+            mov.b32 %x, 0f41200000; st.global.b32 [%outputs], %x; mov.b32 %x, 0f41a00000; st.global.b32 [%outputs+4], %x;
+            atom.global.add.v2.f32 {%f1, %f2}, [%outputs], {%f3, %f1};
+        """),
+        np.zeros(2, np.float32),
+        np.array([11, 22], np.float32),
+        threads=1,
+    )
+
+
+def memory_of_threads() -> Iterator[Program]:
+    nothing = np.zeros(64, np.uint32)
+    yield Program(
+        "memory of alloca across barriers",
+        (),
+        entry(
+            """
+            alloca.u64 %a, 16, 8; st.local.b32 [%a], %thread;
+            bar.sync 0;
+            alloca.u64 %b, 16, 8; st.local.b32 [%b], 2;
+            ld.local.b32 %x, [%a];
+            st.global.u32 [%out], %x;
+            """,
+            declare=".reg .b64 %a, %b;",
+        ),
+        nothing,
+        np.arange(64, dtype=np.uint32),
+        threads=64,
+    )
+    yield Program(
+        "a frame of a function after a frame of four bytes",
+        (),
+        """
+        .func (.param .b32 result) twice(.param .b32 number) {
+            .reg .b32 %n; .local .align 8 .b8 words[8]; .reg .b64 %d, %a;
+            ld.param.u32 %n, [number];
+            mov.u64 %a, words;
+            cvt.u64.u32 %d, %n; st.local.u64 [%a], %d; ld.local.u64 %d, [%a];
+            cvt.u32.u64 %n, %d; add.u32 %n, %n, %n;
+            st.param.b32 [result], %n;
+            ret;
+        }
+        """
+        + entry("""
+            .local .align 4 .b8 small[4];
+            .reg .b32 %result, %own;
+            st.local.u32 [small], %thread;
+            { .param .b32 given; .param .b32 got;
+              st.param.b32 [given], %thread; call (got), twice, (given); ld.param.b32 %result, [got]; }
+            bar.sync 0;
+            ld.local.u32 %own, [small]; add.u32 %x, %result, %own;
+            st.global.u32 [%out], %x;
+        """),
+        nothing,
+        np.arange(64, dtype=np.uint32) * 3,
+        threads=64,
+    )
+    yield Program(
+        "windows of memory in a kernel with a barrier",
+        ("isspacep.local", "isspacep.global"),
+        entry(
+            """
+            .local .align 4 .b8 small[4];
+            mov.u64 %a, small; cvta.local.u64 %a, %a;
+            isspacep.local %p, %a; isspacep.global %q, %a;
+            selp.u32 %x, 1, 0, %p; selp.u32 %y, 2, 0, %q; or.b32 %x, %x, %y;
+            bar.sync 0;
+            mov.b64 %a, inputs; cvta.param.u64 %a, %a; isspacep.global %p, %a;
+            selp.u32 %y, 4, 0, %p; or.b32 %x, %x, %y;
+            st.global.u32 [%out], %x;
+            """,
+            declare=".reg .b64 %a;",
+        ),
+        nothing,
+        nothing + 5,
+        threads=64,
+    )
+    yield Program(
+        "alignment of shared memory",
+        (),
+        ".extern .shared .align 128 .b8 dynamic[];\n"
+        + entry(
+            """
+            .shared .align 16 .b8 fixed[16];
+            mov.u64 %a, fixed; st.shared.u32 [%a], 0;
+            mov.u64 %a, dynamic; cvt.u32.u64 %x, %a; and.b32 %x, %x, 127;
+            cvta.shared.u64 %a, %a; cvt.u32.u64 %y, %a; and.b32 %y, %y, 127; or.b32 %x, %x, %y;
+            mov.u64 %a, 0; cvta.shared.u64 %a, %a; cvt.u32.u64 %y, %a; and.b32 %y, %y, 1023; or.b32 %x, %x, %y;
+            st.global.u32 [%out], %x;
+            """,
+            declare=".reg .b64 %a;",
+        ),
+        nothing,
+        nothing,
+        threads=64,
+        options={"shared": 64},
+    )
+    yield Program(
+        "sizes of shared memory",
+        (),
+        entry("""
+            mov.u32 %x, %total_smem_size; mov.u32 %y, %aggr_smem_size; sub.u32 %y, %y, %x; mad.lo.u32 %x, %y, 1000, %x;
+            st.global.u32 [%out], %x;
+        """),
+        nothing,
+        nothing + 1024 * 1000 + 128,
+        threads=64,
+        options={"shared": 100},
+    )
+
+
 def all_programs() -> list[Program]:
     sources: Sequence[Callable[[], Iterator[Program]]] = (
         *(control_flow, parameters, constant_addresses, barriers, copies, mbarriers),
+        *(names_and_texts, carries_and_operands, memory_of_threads),
     )
     return [program for source in sources for program in source()]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import random
 import shutil
@@ -9,10 +10,14 @@ import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from accelerator.simulation._ptx.errors import Refused
+from accelerator.simulation._ptx.generator import generate
 from accelerator.simulation._ptx.opcodes import OPERATIONS, canonical, find
+from accelerator.simulation._ptx.parser import Module, parse_variables
+from accelerator.simulation._ptx.program import Program
 from tests.ptx import (
     conversion_cases,
     float_cases,
@@ -24,6 +29,7 @@ from tests.ptx import (
     warp_cases,
 )
 from tests.ptx.cases import Case, batches, failures, kernel_text
+from tests.ptx.harness import Kernel
 from tests.support.simulation import linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free, pytest.mark.xdist_group("ptx")]
@@ -104,6 +110,53 @@ def test_a_program(name: str) -> None:
 @pytest.mark.parametrize("part", range(8))
 def test_all_programs(part: int) -> None:
     assert [failure for program in all_programs()[part::8] for failure in program.failures()] == []
+
+
+@pytest.mark.parametrize("mode", ["toward zero", "subnormal numbers are zero"])
+def test_settings_of_the_hosts_arithmetic_change_nothing(mode: str) -> None:
+    body = """
+        .reg .f32 %f<3>;
+        ld.global.f32 %f1, [%in]; ld.global.f32 %f2, [%in+4]; add.rn.f32 %f1, %f1, %f2; st.global.f32 [%out], %f1;
+        ld.global.f32 %f1, [%in+8]; ld.global.f32 %f2, [%in+12]; add.rn.f32 %f1, %f1, %f2; st.global.f32 [%out+4], %f1;
+    """
+    kernel, found = Kernel([programs.HEAD + programs.entry(body)], "main"), np.zeros(2, np.uint32)
+    terms = np.array([0x3F800000, 0x33C00000, 0x00400000, 0], np.uint32)  # 1 and 3/4 of its unit, a subnormal number and 0
+    libm = ctypes.CDLL("libm.so.6")
+    environment = (ctypes.c_uint32 * 8)()  # fenv_t of x86-64; the last word is MXCSR
+    assert libm.fegetenv(environment) == 0
+    changed = (ctypes.c_uint32 * 8)(*environment)
+    changed[7] |= 0x6000 if mode == "toward zero" else 0x8040
+    try:
+        assert libm.fesetenv(changed) == 0
+        kernel.run(1, 1, terms, found)
+        after = (ctypes.c_uint32 * 8)()
+        libm.fegetenv(after)
+    finally:
+        libm.fesetenv(environment)
+    assert [hex(word) for word in found] == ["0x3f800001", "0x400000"]
+    assert after[7] & 0xE040 == changed[7] & 0xE040
+
+
+def test_an_initializer_belongs_to_one_variable() -> None:
+    variables = parse_variables(".global .u32 x, y = 6, z[2] = {1, 2}")
+    assert [(variable.name, variable.initializer) for variable in variables] == [("x", ""), ("y", "6"), ("z", "{1, 2}")]
+
+
+def test_the_alignment_of_what_a_pointer_points_to_is_not_its_own() -> None:
+    parameters = ".param .u32 n, .param .u64 .ptr .global .align 1 p, .param .u64 .ptr .align 16 q"
+    [*found] = Module(f"{programs.HEAD}.visible .entry main({parameters}) {{ ret; }}").function("main").parameters
+    assert [(variable.name, variable.alignment) for variable in found] == [("n", 4), ("p", 8), ("q", 8)]
+
+
+@pytest.mark.parametrize(("before", "is_refused"), [("", True), ("trap; ", False)])
+def test_exit_in_a_function_is_refused(before: str, is_refused: bool) -> None:
+    """It would end the thread. Compilers write it behind trap, where nothing arrives."""
+    text = f"{programs.HEAD}.func leaves() {{ {before}exit; }}\n" + programs.entry("call leaves; st.global.u32 [%out], 1;")
+    if not is_refused:
+        assert "F0_leaves" in generate(Program([text]), "main")
+        return
+    with pytest.raises(Refused, match="exit in the function leaves"):
+        generate(Program([text]), "main")
 
 
 def ptxas_problems(text: str, target: str, folder: Path) -> str:

@@ -46,8 +46,8 @@ _BLOCK_REGISTERS = {
     "%nsmid": "1u",
     "%gridid": "1u",
     "%dynamic_smem_size": "launch->dynamic_shared",
-    "%total_smem_size": "shared_size",
-    "%aggr_smem_size": "shared_size",
+    "%total_smem_size": "rounded_shared_size(shared_size)",
+    "%aggr_smem_size": "rounded_shared_size(shared_size) + RESERVED_SHARED",
     "%envreg1": "(u32)(services->grid_workspace(k) >> 32)",
     "%envreg2": "(u32)services->grid_workspace(k)",
     # A cluster is one block.
@@ -106,7 +106,6 @@ class Code:
         self.function = function
         self.module = module
         self.uses: set[str] = set()
-        self.carry_is_used = False
         self.range_names = "k->ranges[{}]"
         self._frame: dict[str, int] = {}
         self.frame_size = 0
@@ -117,6 +116,7 @@ class Code:
         self.instruction = Instruction("", (), "")
         for variable in function.variables.values():
             self._place(variable)
+        self.frame_size = _align(self.frame_size, 16)  # the frame of a called function begins there
 
     def _parameter_addresses(self) -> dict[str, tuple[str, Variable]]:
         found: dict[str, tuple[str, Variable]] = {}

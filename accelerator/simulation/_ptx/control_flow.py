@@ -25,11 +25,15 @@ from .syntax import (
     Symbol,
     Vector,
 )
+from .types import TYPES
 
 __all__ = ["EXIT", "BasicBlock", "Flow", "Uniformity", "registers_of", "written_and_read"]
 
 EXIT = -1
 """In place of a basic block: the thread returns."""
+
+CARRY = Register("carry", TYPES["u32"])
+"""The condition code CC.CF, which add.cc writes and addc reads."""
 
 _RETURNS = ("ret", "ret.uni", "exit")
 
@@ -48,6 +52,7 @@ class BasicBlock:
     condition: Register | None = None
     is_negated: bool = False
     selector: Operand | None = None
+    exits: bool = False  # whether its EXIT ends the thread, in a function too
 
 
 def registers_of(operand: Operand) -> Iterator[Register]:
@@ -77,6 +82,11 @@ def written_and_read(instruction: Instruction) -> tuple[list[Register], list[Reg
     for position, operand in enumerate(instruction.operands):
         is_result = position < results and not isinstance(operand, Address)
         (written if is_result else read).extend(registers_of(operand))
+    first, *modifiers = instruction.opcode.split(".")
+    if first in ("addc", "subc", "madc"):
+        read.append(CARRY)
+    if "cc" in modifiers:
+        written.append(CARRY)
     if instruction.guard is not None:
         read.append(instruction.guard)
     return written, read
@@ -305,6 +315,8 @@ def _end(
     block.condition, block.is_negated = statement.guard, statement.is_guard_negated
     if statement.opcode in _RETURNS:
         block.targets.append(EXIT)
+        # Compilers write it behind trap, too, where nothing arrives.
+        block.exits = statement.opcode == "exit" and not (block.instructions and block.instructions[-1].opcode == "trap")
     elif statement.opcode.startswith("brx"):
         if statement.guard is not None:
             raise Refused(f"{statement.text}: a guarded indirect branch")
@@ -431,7 +443,8 @@ def is_uniform_source(instruction: Instruction, function: Function) -> bool:
             are_alike = are_alike and function.variables[operand.name].space not in ("local", "param")
     if instruction.opcode.startswith("ld.param"):
         address = instruction.operands[-1]
-        return isinstance(address, Address) and isinstance(address.base, Symbol)
+        # Those of the kernel, not those of calls, which each thread has of its own.
+        return isinstance(address, Address) and isinstance(address.base, Symbol) and address.base.name not in function.variables
     return operation.is_pure and are_alike
 
 

@@ -44,7 +44,10 @@ def generate(program: Program, name: str) -> str:
     kernel = Kernel(program, module, function)
     calls = Calls(program)
     inlined = inline_waiting(calls, module, function)
-    main = _FiberFunction(kernel, module, function, calls) if inlined is None else _Main(kernel, module, inlined, calls)
+    if inlined is None or _takes_stack_between_waits(inlined):
+        main: _FiberFunction | _Main = _FiberFunction(kernel, module, function, calls)
+    else:
+        main = _Main(kernel, module, inlined, calls)
     body = main.write()
     bodies: list[str] = []
     prototypes: list[str] = []
@@ -56,6 +59,13 @@ def generate(program: Program, name: str) -> str:
             bodies.append(writer.write())
             prototypes.append(f"{writer.signature()};")
     return _assemble(kernel, main, prototypes, [*bodies, body])
+
+
+def _takes_stack_between_waits(function: Function) -> bool:
+    """Whether a function has alloca and waits. Only a fiber keeps its stack while it waits."""
+    instructions = [statement for statement in function.body if isinstance(statement, Instruction)]
+    has_alloca = any(instruction.opcode.startswith(("alloca", "stack")) for instruction in instructions)
+    return has_alloca and any(opcodes.find(instruction.opcode).waits for instruction in instructions)
 
 
 def _names(uses: set[str], frame: str = "local_base") -> str:
@@ -195,8 +205,6 @@ class _FiberFunction(_Writer):
     def write(self) -> str:
         lines = [self.signature(), "{", "THREAD_NAMES;"]
         body = self._body()
-        if self.code.carry_is_used:
-            lines.append("u32 carry = 0;")
         lines.append(f"ENTER_FUNCTION({self.code.frame_size});")
         lines += [self.declare(self.flow.registers, self.flow.live_in[0]), self.declare_parameters(), *body]
         lines += ["leave:", "t->local_top = local;", "}"]
@@ -208,6 +216,8 @@ class _FiberFunction(_Writer):
 
         lines: list[str] = []
         for block in self.flow.blocks:
+            if block.exits and not self.function.is_entry:
+                raise Refused(f"exit in the function {self.function.name}")
             lines.append(f"B{block.number}:;")
             for instruction in block.instructions:
                 text = self.instruction(instruction)
@@ -318,8 +328,6 @@ class _LaneWriter:
             head.append(f"KERNEL_THREAD({code.frame_size});")
         if main.polls:
             head.append("u32 polls = 0;")
-        if code.carry_is_used:
-            head.append("u32 carry = 0;")
         head += [main.declare(flow.registers, flow.live_in[0]), main.declare_parameters()]
         head += ["switch (from) {", *self._resumptions, "}"]
         return "\n".join(line for line in (*head, *body, "}", "}") if line)
@@ -452,8 +460,6 @@ class _BlockWriter:
         head.append(_names(code.uses))
         if "call" in code.uses:
             head.append(f"KERNEL_THREAD({code.frame_size});")
-        if code.carry_is_used:
-            head.append("u32 carry = 0; (void)carry;")
         head += [main.declare(flow.members(touched), self._live), main.declare_parameters(), *loads]
         self._lines += [line for line in (*head, *self._open, f"N{self._segments}:;", *stores, "}") if line]
         self._open = None

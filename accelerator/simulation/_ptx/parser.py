@@ -34,6 +34,7 @@ from .types import PREDICATE, TYPES, is_type
 __all__ = ["Module", "identifier", "parse_constant", "parse_variables"]
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
+_MISLEADING_COMMENT = re.compile(r"/\*|//[^\n]*[{};]")  # which may have braces, or a function
 _HEADER = re.compile(r"^[ \t]*((?:\.(?:visible|weak|extern|common)\s+)*)\.(entry|func)\b", re.MULTILINE)
 _SECTION = re.compile(r"^[ \t]*\.section\b[^{]*\{[^}]*\}", re.MULTILINE)
 _LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:version|target|address_size|file|loc)\b[^\n]*", re.MULTILINE)
@@ -41,7 +42,9 @@ _FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
 _TARGET = re.compile(r"^[ \t]*\.target\s+(sm_(\d+)\w*)", re.MULTILINE)
 _NAME = r"[A-Za-z_$%][\w$]*"
 _VARIABLE = re.compile(r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(global|const|shared|local|param|reg)\s+(.*)", re.DOTALL)
-_ATTRIBUTES = re.compile(r"\s*\.(?:attribute\s*\([^)]*\)|ptr(?:\s+\.(?:global|shared|const|local|generic))?)\s*")
+_ATTRIBUTES = re.compile(
+    r"\s*\.(?:attribute\s*\([^)]*\)|ptr(?:\s+\.(?:global|shared|const|local|generic))?(?:\s+\.align\s+\d+)?)\s*"
+)
 _ALIGNMENT = re.compile(r"\s*\.align\s+(\d+)\s*")
 _DECLARED = re.compile(rf"\s*({_NAME})\s*(?:<(\d+)>)?\s*((?:\[[^]]*\]\s*)*)")
 _VECTOR_SIZES = {"v2": 2, "v4": 4}
@@ -114,6 +117,8 @@ class Module:
         """Record the functions, and return the text outside them."""
         outside: list[str] = []
         end = 0
+        if _MISLEADING_COMMENT.search(self._text):
+            self._text = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n") or " ", self._text)
         text = self._text
         braces = re.compile(r"[{}]")
         for match in _HEADER.finditer(text):
@@ -260,20 +265,16 @@ def parse_variables(statement: str) -> list[Variable]:
                 raise Refused(f"a variable of the type {word}")
     if space == "reg" and vector > 1:
         raise Refused("a vector register")
-    rest, _, initializer = rest.partition("=")
     variables = [
-        variable
-        for piece in _split(rest)
-        for variable in _declared(piece, space, type_name, vector, alignment, initializer.strip(), linkage)
+        variable for piece in _split(rest) for variable in _declared(piece, space, type_name, vector, alignment, linkage)
     ]
     for variable in variables:
         variable.is_managed = is_managed
     return variables
 
 
-def _declared(
-    piece: str, space: str, type_name: str, vector: int, alignment: int, initializer: str, linkage: str
-) -> list[Variable]:
+def _declared(piece: str, space: str, type_name: str, vector: int, alignment: int, linkage: str) -> list[Variable]:
+    piece, _, initializer = piece.partition("=")
     match = _DECLARED.match(piece)
     if match is None or not type_name:
         raise Refused(f"a declaration: {piece}")
@@ -291,11 +292,16 @@ def _declared(
             type,
             elements,
             alignment or type.bytes * vector,
-            initializer,
+            initializer.strip(),
             is_external="extern" in linkage,
             is_visible="visible" in linkage or "weak" in linkage or "common" in linkage,
         )
     ]
+
+
+def _scoped(name: str, scope: int) -> str:
+    """Return the name in a function of what one of its scopes declares. Names of PTX have no point."""
+    return f"{name}.{scope}" if scope else name
 
 
 class _Body:
@@ -352,8 +358,7 @@ class _Body:
             elif kind == "close":
                 numbers.pop()
             elif kind == "label":
-                suffix = f"_s{numbers[-1]}" if numbers[-1] else ""
-                self._labels[numbers[-1]][match["label"]] = f"L_{identifier(match['label'].lstrip('$'))}{suffix}"
+                self._labels[numbers[-1]][match["label"]] = f"L_{identifier(_scoped(match['label'], numbers[-1]))}"
 
     def _enter(self) -> None:
         self._scope_count += 1
@@ -380,14 +385,14 @@ class _Body:
 
     def _declare(self, text: str) -> None:
         scope, number = self._scopes[-1], self._scope_numbers[-1]
-        suffix = f"_s{number}" if number else ""
         self._operands.clear()
         for variable in parse_variables(text):
             if variable.space == "reg":
-                scope[variable.name] = Register(f"v_{identifier(variable.name)}{suffix}", variable.type)
+                kind = "v" if variable.name.startswith("%") else "n"
+                scope[variable.name] = Register(f"{kind}_{identifier(_scoped(variable.name, number))}", variable.type)
                 continue
             # In its function, a declared name hides that of the module.
-            unique = f"{variable.name}{suffix}"
+            unique = _scoped(variable.name, number)
             scope[variable.name] = unique
             variable.name = unique
             self._function.variables[unique] = variable

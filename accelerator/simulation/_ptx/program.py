@@ -15,6 +15,10 @@ _TAKEN_ADDRESS = re.compile(r"\bmov\.(?:b|u)64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
 
 
+def _round_up(offset: int, alignment: int) -> int:
+    return -(-offset // alignment) * alignment
+
+
 class Program:
     """Modules that are linked: a name that a module does not define is another's visible one.
 
@@ -98,7 +102,7 @@ class Kernel:
         self.parameter_size = 0
         self.parameters: list[tuple[int, int]] = []
         for variable in function.parameters:
-            offset = -(-self.parameter_size // variable.alignment) * variable.alignment
+            offset = _round_up(self.parameter_size, variable.alignment)
             self.parameters.append((offset, variable.size))
             self.parameter_size = offset + variable.size
         self.constant_size = 0
@@ -177,9 +181,11 @@ class Kernel:
         end = 0
         for name, variable in self.shared.items():
             if variable.size:
-                end = -(-end // variable.alignment) * variable.alignment
+                end = _round_up(end, variable.alignment)
                 offsets[name] = end
                 end += variable.size
-        end = -(-end // 16) * 16
-        offsets.update((name, end) for name, variable in self.shared.items() if not variable.size)
+        sizeless = {name: variable for name, variable in self.shared.items() if not variable.size}
+        alignment = max((variable.alignment for variable in sizeless.values()), default=16)
+        end = _round_up(end, max(alignment, 16))
+        offsets.update(dict.fromkeys(sizeless, end))
         return offsets, end

@@ -76,11 +76,13 @@ def _vector(code: Code, choices: Choices, target: Operand, address: Operand, vec
     """Each element is updated alone."""
     targets = target.parts if isinstance(target, Vector) else tuple(Sink() for _ in vector.parts)
     pointer = code.pointer(address, choices.get("space", ""), type.bytes * len(vector.parts))
+    values: list[str] = []
     updates: list[str] = []
     for index, (part, value) in enumerate(zip(targets, vector.parts, strict=True)):
-        expression = _expression(choices, type, f"to_ + {type.bytes * index}", [code.read(value, type)])
-        updates.append(code.write(part, type, expression))
-    return f"{{ char *to_ = {pointer}; {' '.join(updates)} }}"
+        # A register may be a result and a later value.
+        values.append(f"const {type.c} new_{index} = {code.read(value, type)};")
+        updates.append(code.write(part, type, _expression(choices, type, f"to_ + {type.bytes * index}", [f"new_{index}"])))
+    return f"{{ char *to_ = {pointer}; {' '.join((*values, *updates))} }}"
 
 
 def _define(pattern: str, operation: str, types: str, *, only_atom: bool = False) -> None:

@@ -112,7 +112,6 @@ def _with_carry(code: Code, instruction: Instruction, choices: Choices) -> str:
 
     PTX calls the carry of a subtraction a borrow. On a GPU it is the borrow's complement, which addc sees.
     """
-    code.carry_is_used = True
     type = TYPES[f"u{choices['T'][1:]}"]
     opcode = instruction.opcode
     subtracts = opcode.startswith("sub")
@@ -128,7 +127,6 @@ def _with_carry(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 def _multiply_with_carry(code: Code, instruction: Instruction, choices: Choices) -> str:
     """mad.cc and madc: the carry is that of the addition."""
-    code.carry_is_used = True
     type = TYPES[choices["T"]]
     word = TYPES[f"u{type.bits}"]
     a, b = (code.read(operand, type) for operand in instruction.operands[1:3])

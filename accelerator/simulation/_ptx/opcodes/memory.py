@@ -123,11 +123,13 @@ def _isspacep(code: Code, instruction: Instruction, choices: Choices) -> str:
     value = code.read(instruction.operands[1], TYPES["u64"])
     is_shared = f"{value} - (u64)shared < shared_size"
     is_local = f"{value} - (u64)local_base < local_span"
-    code.uses.add("local")
+    is_parameter = f"{value} - (u64)parameters < {code.kernel.parameter_size}"  # those of kernels are in the global window
+    if choices["space"] != "shared":
+        code.uses.add("local")
     expression = {
         "shared": is_shared,
         "local": is_local,
-        "global": f"!({is_shared}) && !({is_local}) && services->is_global(k, {value})",
+        "global": f"({is_parameter}) || (!({is_shared}) && !({is_local}) && services->is_global(k, {value}))",
     }[choices["space"]]
     return code.write(instruction.operands[0], PREDICATE, expression)
 
@@ -139,7 +141,8 @@ def _nothing(code: Code, instruction: Instruction, choices: Choices) -> str:
 def _define_addresses() -> None:
     for direction in ("", ".to"):
         TABLE.add(f"cvta{direction}.space.T", _cvta, space="global shared local const param", T="u64")
-    TABLE.add("isspacep.space", _isspacep, space="global shared local")
+    TABLE.add("isspacep.space", _isspacep, space="shared")
+    TABLE.add("isspacep.space", _isspacep, is_pure=False, space="global local")  # a thread's own local memory
     for hint in ("prefetch{.space}.level", "prefetchu.L1", "discard{.global}.L2", "applypriority{.global}.L2::evict_normal"):
         TABLE.add(hint, _nothing, results=0, is_pure=False, space="global local", level="L1 L2")
 

@@ -79,7 +79,7 @@ INLINE char *allocate_on_stack(struct thread *t, u64 size, u32 alignment)
     char *start = (char *)(((u64)t->local_top + alignment - 1) / alignment * alignment);
     if (size > (u64)(t->local_end - t->local_base) || start + size > t->local_end)
         services->fail(t->worker, KERNEL_ILLEGAL_ADDRESS, "its stack overflows");
-    t->local_top = start + size;
+    t->local_top = start + (size + 15) / 16 * 16; /* frames are aligned */
     return start;
 }
 
@@ -89,6 +89,14 @@ enum { MAX_POLLS = 256 };
 INLINE u32 lanes_before(u32 lane)
 {
     return (1u << lane) - 1;
+}
+
+/* %total_smem_size is a multiple of what GPUs allocate; %aggr_smem_size contains what the system reserves. */
+enum { SHARED_UNIT = 128, RESERVED_SHARED = 1024 };
+
+INLINE u32 rounded_shared_size(u32 size)
+{
+    return (size + SHARED_UNIT - 1) / SHARED_UNIT * SHARED_UNIT;
 }
 
 /* %clock counts cycles: nanoseconds of a clock of 1 GHz. */

@@ -68,6 +68,9 @@ EXPORT bool sim_kernel_connect(const struct kernel *kernel, struct sim_kernel_fa
     return true;
 }
 
+/* Programs compute with generic addresses of shared memory that is declared with up to this alignment. */
+enum { SHARED_ALIGNMENT = 1024 };
+
 static size_t round_up(size_t size, size_t multiple)
 {
     return (size + multiple - 1) / multiple * multiple;
@@ -90,7 +93,7 @@ static struct layout lay_out(const struct run *run)
     layout.barriers = end, end += round_up(BARRIERS * sizeof(struct barrier), 64);
     layout.saved = end, end += round_up(kernel->mode == MODE_LANES ? warps * kernel->saved_size : warps * LANES * kernel->saved_size, 64);
     layout.fragments = end, end += kernel->uses_matrices ? warps * 2 * FRAGMENT_WORDS * LANES * sizeof(u32) : 0;
-    layout.shared = end, end += round_up((size_t)kernel->shared_size + run->launch.dynamic_shared + 16, 64);
+    layout.shared = end, end += round_up((size_t)kernel->shared_size + run->launch.dynamic_shared + 16 + SHARED_ALIGNMENT, 64);
     layout.local_span = kernel->local_size + (kernel->calls_functions ? LOCAL_STACK : 0);
     /* An odd number of cache lines, so that the same variable of all threads is not in the same lines of the cache. */
     layout.local_stride = kernel->shares_local ? 0 : round_up(layout.local_span, 128) + 64;
@@ -126,7 +129,7 @@ static struct block *make_block(struct running_worker *worker)
     block->warps = (struct warp *)(memory + layout.warps);
     block->barriers = (struct barrier *)(memory + layout.barriers);
     block->saved = memory + layout.saved;
-    block->shared = memory + layout.shared;
+    block->shared = (char *)round_up((size_t)(memory + layout.shared), SHARED_ALIGNMENT);
     block->shared_size = kernel->shared_size + run->launch.dynamic_shared;
     block->local = memory + layout.local;
     block->local_stride = layout.local_stride;
@@ -289,11 +292,16 @@ static void find_stack_end(struct running_worker *worker)
 
 static void *run_thread(void *argument)
 {
+    /* Kernels round and keep subnormal numbers as a GPU does, whatever the program has set for the CPU. */
+    enum { DEFAULT_CONTROL = 0x1F80 };
     struct running_worker *worker = argument;
+    const u32 control = __builtin_ia32_stmxcsr();
+    __builtin_ia32_ldmxcsr(DEFAULT_CONTROL);
     worker->thread = pthread_self();
     if (worker->run->kernel->calls_functions)
         find_stack_end(worker);
     run_worker(worker);
+    __builtin_ia32_ldmxcsr(control);
     return NULL;
 }
 

@@ -59,7 +59,7 @@ def main(argv: list[str]) -> int:
                     raise ValueError("restart takes node=N")
             else:
                 fault = _fault_table.parse(",".join(options.words))
-                gpu, node = fault.gpu, int(fault.keys["node"]) if "node" in fault.keys else None
+                gpu, node = fault.gpu, fault.node
         except ValueError as error:
             parser.error(str(error))
     except SystemExit as stop:

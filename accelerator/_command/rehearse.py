@@ -78,7 +78,7 @@ def main(argv: list[str]) -> int:
             reports.mkdir()
             try:
                 base = {**os.environ, **_world(options, rank)}
-                child = environment(**machine, compute=False, state=folder / f"state-{rank}", base=base)
+                child = environment(**machine, compute=False, state=folder / f"rehearsed-{rank}", base=base)
                 _prepare(options, child, reports, is_alone=rank is not None)
             except (ValueError, OSError) as error:
                 return report_error("rehearse", str(error))
@@ -88,10 +88,10 @@ def main(argv: list[str]) -> int:
                 ended = run(parser.prog, command, child)
             status = status or ended
             # Processes that go on find their folder gone, and so write nothing while this one reads it and removes it.
-            of_run = _rehearsal_record.read_ranks(reports.rename(folder / f"ended-{rank}"))
+            of_run = _rehearsal_record.read_ranks(reports.rename(folder / f"read-{rank}"))
             entries += rehearse_report.entries_of(of_run, ended)
             found += of_run
-            problem = problem or _read_problem(folder / f"state-{rank}")
+            problem = problem or _read_problem(folder / f"rehearsed-{rank}")
         values = rehearse_report.values_of(found)
         if entries or not problem:
             sys.stderr.write(rehearse_report.format_table(entries, values))

@@ -102,7 +102,7 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
         status = _cluster.run(parser.prog, command, nodes, goes_on=options.on_node_failure == "continue")
     faults = parameters.get("faults", ())
     names = ["state"] if options.nodes is None else [f"state-{node}" for node in range(options.nodes)]
-    for line in _faults.unfired(*(folder / name for name in names), faults=faults) if faults else ():
+    for line in _faults.unfired(*(folder / name for name in names), faults=faults):
         report(parser.prog, f"the fault {line}")
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 

@@ -116,6 +116,11 @@ class Fault(NamedTuple):
         """The number of its GPU, if it names one."""
         return int(self.keys["gpu"]) if "gpu" in self.keys else None
 
+    @property
+    def node(self) -> int | None:
+        """The number of its node, if it names one."""
+        return int(self.keys["node"]) if "node" in self.keys else None
+
 
 def parse(given: str | Mapping[str, Any]) -> Fault:
     """Read a fault: "xid=94,gpu=1,after_ops=400", or a mapping with the same keys.
@@ -128,7 +133,7 @@ def parse(given: str | Mapping[str, Any]) -> Fault:
         parts = [part.strip() for part in given.split(",")]
         pairs = [(name, value) for name, _, value in (part.partition("=") for part in parts)]
     elif isinstance(given, Mapping):
-        pairs = [(str(name), "" if value is True else str(value)) for name, value in given.items() if value is not False]
+        pairs = [(str(name), "" if value is True else _text(value)) for name, value in given.items() if value is not False]
         given = ",".join(name + (f"={value}" if value else "") for name, value in pairs)
     else:
         raise TypeError(f'a fault must be a str such as "xid=94,gpu=1", or a mapping, not {type(given).__name__}')
@@ -193,6 +198,11 @@ def parse_gpu(words: Iterable[str]) -> tuple[int | None, int | None]:
             raise ValueError(f"{word!r} is neither gpu=N nor node=N")
         numbers[key] = int(text)
     return numbers["gpu"], numbers["node"]
+
+
+def _text(value: Any) -> str:
+    """Return a value of JSON as it is written on a command line, without an exponent."""
+    return f"{value:.9f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
 
 
 def _time(text: str) -> int | None:

@@ -43,6 +43,9 @@ def inject_fault(fault: str | Mapping[str, Any]) -> None:
         raise RuntimeError("this process has no simulated GPUs")
     if parsed.gpu is not None and parsed.gpu >= gpus:
         raise ValueError(f"fault {parsed.words!r}: there are {gpus} GPUs, numbered from 0")
+    own_node = int(_settings.read("node") or 0)
+    if parsed.node not in (None, own_node):
+        raise ValueError(f"fault {parsed.words!r}: this process is on node {own_node}")
     problem = _function("libcuda.so.1", "add")(None, _fault_table.encode([parsed]).encode(), 0)
     if problem is not None:
         raise RuntimeError(problem.decode())
@@ -52,7 +55,8 @@ def add(state: Path, fault: _fault_table.Fault) -> None:
     """Inject a fault into a machine that runs.
 
     Raises:
-        RuntimeError: The file is not the state of a machine of this version, or has no place for more faults.
+        RuntimeError: The file is not the state of a machine of this version, the machine has no such GPU, or there is no place
+            for more faults.
     """
     row = _fault_table.encode([fault]).encode()
     _call_outside("add", state, row, int(fault.keys.get("node", 0)))
@@ -62,7 +66,7 @@ def end(state: Path, gpu: int | None, *, is_reset: bool) -> None:
     """End the faults of one GPU or of all: as a reset of the GPU ends them, or all that is left of them.
 
     Raises:
-        RuntimeError: The GPU to reset is lost.
+        RuntimeError: There is no such GPU, or the GPU to reset is lost.
     """
     number = _ANY_GPU if gpu is None else gpu
     _call_outside("end", state, number, is_reset)
@@ -119,13 +123,22 @@ def unfired(*states: Path, faults: Sequence[str | Mapping[str, Any]] = ()) -> li
     """Return a line for each fault of machines whose programs have ended, if the fault never fired.
 
     Args:
-        states: The states of the machines. A machine has none if no process used a GPU.
+        states: The states of the machines: one, or one for each node. A machine has none if no process used a GPU.
         faults: The faults that the machines began with, to name them if there is no state.
     """
     used = [state for state in states if state.exists()]
-    if not used:
-        return [f"{_fault_table.parse(fault).words} never fired: no process used a GPU" for fault in faults]
-    return [line for state in used for line in describe(state, only_unfired=True).splitlines()]
+    lines = [line for state in used for line in describe(state, only_unfired=True).splitlines()]
+    if len(used) > 1:
+        # The table of each node has a fault of a rank, which only the node of the rank can fire.
+        fired = {line.partition(": ")[0] for state in used for line in describe(state).splitlines() if ", fired at " in line}
+        of_ranks = {line: None for line in lines if ",rank=" in line}
+        lines = [line for line in lines if line not in of_ranks]
+        lines += [line for line in of_ranks if line.partition(" never fired")[0] not in fired]
+    for fault in map(_fault_table.parse, faults):
+        of_node = states if fault.node is None else [state for state in states if state.name == f"state-{fault.node}"]
+        if not any(state in used for state in of_node):
+            lines.append(f"{fault.words} never fired: no process used a GPU")
+    return lines
 
 
 def _call_outside(name: str, state: Path, *arguments: Any) -> None:

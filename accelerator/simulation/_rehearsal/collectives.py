@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from torch.utils._pytree import tree_leaves
 
+from .. import _settings
 from .._compile.import_hook import after_import
 from .._kernels import bindings
-from .._kernels.known_values import UNKNOWN, state_of, written
+from .._kernels.known_values import UNKNOWN, ObjectPickler, state_of, written
 from .._kernels.rehearsal import SMALL_COPY
 
 __all__ = ["install"]
@@ -36,6 +37,7 @@ _OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {
     "recv_any_source_": (0, None),
 }
 
+_is_alone = _settings.read("without_peers") == "1"
 _libraries: list[Any] = []  # the overrides end with their library
 
 
@@ -47,6 +49,8 @@ def install() -> None:
 def _override(c10d: ModuleType) -> None:
     library = bindings.make_library("IMPL", "c10d", "", __file__, 0)
     _libraries.append(library)
+    distributed: Any = c10d
+    distributed._pickler = ObjectPickler
     known = {*bindings.all_op_names()}
     for name in _OUT_OF_PLACE:
         if f"c10d::{name}" in known:
@@ -61,9 +65,24 @@ def _following(name: str) -> Callable[..., Any]:
 
     def run(keyset: Any, *arguments: Any, **options: Any) -> Any:
         result = operator.redispatch(keyset & below, *arguments, **options)
-        state = UNKNOWN if source is None else state_of((arguments[source],))
+        sent = [] if source is None else tree_leaves(arguments[source])
+        state = UNKNOWN if source is None or (_is_alone and not sent) else state_of(sent)
+        is_moved = not _is_alone or _is_moved_alone(name, sent, arguments)
         for tensor in tree_leaves(arguments[target]):
-            written(tensor, state if tensor.nbytes <= SMALL_COPY else UNKNOWN)
+            written(tensor, state if is_moved and tensor.nbytes <= SMALL_COPY else UNKNOWN)
         return result
 
     return run
+
+
+def _is_moved_alone(name: str, sent: list[torch.Tensor], arguments: tuple[Any, ...]) -> bool:
+    """Return whether a rank without peers gets what it sends to itself from every rank: if all parts have that size."""
+    if name not in ("allgather_", "alltoall_", "alltoall_base_"):
+        return True
+    if name == "allgather_":
+        return all(part.numel() == sent[0].numel() for part in tree_leaves(arguments[0]))
+    rank = bindings.distributed().ProcessGroup.unbox(arguments[2]).rank()
+    if name == "alltoall_":
+        return all(part.numel() == sent[rank].numel() for part in tree_leaves(arguments[0]))
+    received, given = arguments[3], arguments[4]
+    return not received or (bool(given) and all(size == given[rank] for size in received))

@@ -7,10 +7,11 @@ Collectives of objects are replaced too, because they would send pickles through
 
 from __future__ import annotations
 
-import copy
 import ctypes
 import functools
+import io
 import os
+import pickle
 import re
 import socket
 import struct
@@ -18,16 +19,16 @@ import sys
 import uuid
 from collections.abc import Generator
 from types import ModuleType, SimpleNamespace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import parse_qs, urlsplit
+
+import torch
 
 from .._compile.import_hook import after_import
 from .._kernels import bindings
+from .._kernels.known_values import ObjectPickler
 from .._settings import LIMITS
 from .distributed import replace
-
-if TYPE_CHECKING:
-    import torch
 
 __all__ = ["install"]
 
@@ -307,9 +308,20 @@ def _replace_collectives(c10d: Any) -> None:
 
     replace(c10d, "gather", gather_from_equal_ranks)
 
+    def send(value: Any, group: Any, copies: int) -> _Pickle:
+        """Pickle an object, and take the memory through which torch sends it and receives copies of it."""
+        pickled = _Pickle(value)
+        find = getattr(c10d, "_get_object_coll_device", None) or c10d._get_pg_default_device
+        device = torch.device(find(group))
+        if device.type == "cuda":
+            buffers = [torch.empty(count * pickled.size, dtype=torch.uint8, device=device) for count in (1, copies)]
+            del buffers
+        return pickled
+
     def all_gather_object(object_list: list[Any], obj: Any, group: Any = None, *arguments: Any, **options: Any) -> None:
         if not is_stranger(group):
-            object_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+            sent = send(obj, group, size_of(group))
+            object_list[:] = [sent.load() for _ in range(size_of(group))]
 
     def gather_object(
         obj: Any,
@@ -319,11 +331,16 @@ def _replace_collectives(c10d: Any) -> None:
         group_dst: int | None = None,
         **options: Any,
     ) -> None:
-        if object_gather_list is not None and not is_stranger(group) and is_rank(group, dst, group_dst):
-            object_gather_list[:] = [copy.deepcopy(obj) for _ in range(size_of(group))]
+        if is_stranger(group):
+            return
+        is_root = object_gather_list is not None and is_rank(group, dst, group_dst)
+        sent = send(obj, group, size_of(group) if is_root else 0)
+        if object_gather_list is not None and is_root:
+            object_gather_list[:] = [sent.load() for _ in range(size_of(group))]
 
-    def broadcast_object_list(object_list: list[Any], *arguments: Any, **options: Any) -> None:
-        pass  # as if the sender had passed what this rank passes
+    def broadcast_object_list(object_list: list[Any], src: int | None = None, group: Any = None, **options: Any) -> None:
+        if not is_stranger(group):
+            send(object_list, group, 0)  # as if the sender had passed what this rank passes
 
     def scatter_object_list(
         scatter_object_output_list: list[Any],
@@ -350,6 +367,39 @@ def _replace_collectives(c10d: Any) -> None:
         recv_object_list,
     ):
         replace(c10d, function.__name__, function)
+
+
+class _Pickle:
+    """A pickled object, with its tensors beside it: their memory may be larger than the host's.
+
+    Attributes:
+        size: Bytes that torch would send.
+    """
+
+    def __init__(self, value: Any) -> None:
+        self._tensors: list[torch.Tensor] = []
+        buffer = io.BytesIO()
+        pickler = ObjectPickler(buffer)
+        pickler.persistent_id = self._keep  # type: ignore[method-assign]
+        pickler.dump(value)
+        self._data = buffer.getvalue()
+        self.size = len(self._data) + sum(tensor.nbytes for tensor in self._tensors)
+
+    def _keep(self, value: Any) -> int | None:
+        if not isinstance(value, torch.Tensor):
+            return None
+        self._tensors.append(value)
+        return len(self._tensors) - 1
+
+    def load(self) -> Any:
+        """Return a copy of the object."""
+        unpickler: Any = pickle.Unpickler(io.BytesIO(self._data))
+        unpickler.persistent_load = self._copy
+        return unpickler.load()
+
+    def _copy(self, number: int) -> torch.Tensor:
+        tensor = self._tensors[number]
+        return tensor.detach().clone().requires_grad_(tensor.requires_grad)
 
 
 def _nobody_sends(name: str) -> RuntimeError:

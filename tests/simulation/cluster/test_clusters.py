@@ -17,6 +17,7 @@ import pytest
 from accelerator._machine import torch_build
 from accelerator.simulation._node_output import NodeOutput
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, python
+from tests.support.simulation_driver import needs_cuda_torch
 
 _build = torch_build.read()
 pytestmark = [
@@ -471,6 +472,19 @@ def test_faults_of_nodes_that_never_fired_are_named_in_their_order() -> None:
     lines = [of_both, "flip=1,node=0 never fired, after 0 ops", "hang,node=1,after_ops=5 never fired, after 0 ops", of_both]
     expected = [f"python -m accelerator simulate: the fault {line}" for line in lines]
     assert without_compilation(done.stderr).splitlines() == expected
+
+
+@needs_cuda_torch
+def test_a_fault_of_a_rank_that_fired_on_one_node_is_named_by_none() -> None:
+    faults = ("xid=63,rank=1", "hang,rank=7,after_ops=3", "hang,node=2")
+    options = (word for fault in faults for word in ("--fault", fault))
+    program = "import os, torch; os.environ['RANK'] = os.environ['ACCELERATOR_SIM_NODE']; torch.ones(1, device='cuda').add_(1)"
+    done = simulate("--nodes", "2", *options, "--", sys.executable, "-c", program)
+    assert done.returncode == 0, done.stderr
+    lines = [line for line in done.stderr.splitlines() if "never fired" in line]
+    of_rank = "hang,rank=7,after_ops=3 never fired, after 0 ops"
+    of_node = "hang,node=2 never fired: no process used a GPU"
+    assert lines == [f"python -m accelerator simulate: the fault {line}" for line in (of_rank, of_node)]
 
 
 def test_no_file_is_left_behind(tmp_path: Path) -> None:

@@ -133,6 +133,7 @@ def test_the_numbers_of_a_row(words: str, expected: dict[str, str]) -> None:
     [
         ({"xid": 94, "gpu": 1, "after_ops": 400}, "xid=94,gpu=1,after_ops=400"),
         ({"hang": True, "for": 2.5}, "hang,for=2.5"),
+        ({"hang": True, "probability": 1e-05, "for": 3.0}, "hang,probability=0.00001,for=3"),
         ({"slow": "20ms", "rank": 1}, "slow=20ms,rank=1"),
         ({"flip": 0, "link": False}, "flip=0"),
     ],

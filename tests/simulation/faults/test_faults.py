@@ -231,6 +231,30 @@ print(0.3 < time.monotonic() - begin < 20, event.query(), y.sum().item())
     assert output(program) == ["False False 8.0", "True True 8.0"]
 
 
+def test_the_longest_of_two_hangs_counts() -> None:
+    program = """
+begin = time.monotonic()
+simulation.inject_fault("hang,gpu=1,for=1")
+simulation.inject_fault("hang,gpu=1,for=0.1")
+y.add_(1)
+synchronize(1)
+print(0.9 < time.monotonic() - begin < 20)
+"""
+    assert output(program) == ["True"]
+
+
+def test_another_gpu_waits_for_the_one_that_hangs() -> None:
+    program = """
+simulation.inject_fault("hang,gpu=0,for=0.6")
+begin = time.monotonic()
+x.add_(1)
+copy = x.to("cuda:1", non_blocking=True)
+other = y + 1
+print(torch.cuda.current_stream(1).query(), copy.sum().item(), 0.5 < time.monotonic() - begin < 20, other.sum().item())
+"""
+    assert output(program) == ["False 8.0 True 8.0"]
+
+
 @pytest.mark.parametrize("number", [109, 119])
 def test_a_hang_that_the_driver_notices_is_an_error(number: int) -> None:
     program = f"""
@@ -367,6 +391,52 @@ print(error(y.add_, 1), error(synchronize, 0), sep="|", flush=True)
         assert process.stdout.readline() == "True True 8.0\n"
         fault(state, "reset", "gpu=1")
         assert process.communicate("\n", timeout=60) == (f"{TEXTS[999]}|None\n", "")
+
+
+def test_clear_ends_a_hang_before_its_time_and_events_show_it(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    program = """
+print("begun", flush=True)
+begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+begin.record(torch.cuda.current_stream(1))
+simulation.inject_fault("hang,gpu=1,for=600")
+y.add_(1)
+end.record(torch.cuda.current_stream(1))
+print(end.query(), flush=True)
+synchronize(1)
+print(0 < begin.elapsed_time(end) < 60_000, y.sum().item(), flush=True)
+"""
+    with start(program, state) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "False\n"
+        fault(state, "clear", "gpu=1")
+        assert process.communicate(timeout=60) == ("True 8.0\n", "")
+
+
+def test_clear_of_a_gpu_leaves_the_faults_of_ranks_that_wait(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    output(
+        "print()", state=state, faults=["xid=94,rank=3", "kill,rank=3", "hang,gpu=0,after_ops=500", "hang,gpu=1,after_ops=500"]
+    )
+    _faults.end(state, 0, is_reset=False)
+    waits = [line.partition(": ")[0] for line in _faults.describe(state).splitlines() if ": waits" in line]
+    assert waits == ["xid=94,rank=3", "kill,rank=3", "hang,gpu=1,after_ops=500"]
+
+
+def test_gpus_and_nodes_must_exist(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    program = """
+try:
+    simulation.inject_fault("hang,node=1")
+except ValueError as raised:
+    print(raised)
+"""
+    assert output(program, state=state) == ["fault 'hang,node=1': this process is on node 0"]
+    for number in (2, 200):
+        with pytest.raises(RuntimeError, match="the machine has no such GPU"):
+            _faults.add(state, _fault_table.parse(f"hang,gpu={number}"))
+        with pytest.raises(RuntimeError, match="the machine has no such GPU"):
+            _faults.end(state, number, is_reset=False)
 
 
 def test_a_machine_of_one_process_names_a_fault_that_never_fired() -> None:

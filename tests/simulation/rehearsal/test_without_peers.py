@@ -223,6 +223,71 @@ def test_ranks_of_init_methods() -> None:
     )
 
 
+def test_values_that_nobody_sends_are_not_known() -> None:
+    run(
+        """
+        import sys
+        known_values = sys.modules["_accelerator_simulation._kernels.known_values"]
+
+        def is_told(function):
+            before = sum(count for _, _, count in known_values.noted())
+            function()
+            return sum(count for _, _, count in known_values.noted()) > before
+
+        def numbers(*sizes):
+            return [torch.ones(size, dtype=torch.int64, device="cuda") for size in sizes]
+
+        [received] = numbers(2)
+        dist.scatter(received, None, src=0)
+        assert is_told(received.tolist)
+        for sizes in ([2] * world, [1 + each for each in range(world)]):
+            parts = numbers(*sizes)
+            dist.all_gather(parts, *numbers(sizes[rank]))
+            assert is_told(parts[0].tolist) == (sizes[0] != 2), sizes
+            own = numbers(*[sizes[rank]] * world)
+            parts = numbers(*sizes)
+            dist.all_to_all(parts, own)
+            assert is_told(parts[0].tolist) == (sizes[0] != 2), sizes
+            [all_parts], [sent] = numbers(sum(sizes)), numbers(sizes[rank] * world)
+            dist.all_to_all_single(all_parts, sent, sizes, [sizes[rank]] * world)
+            assert is_told(all_parts.tolist) == (sizes[0] != 2), sizes
+        mean = torch.randn(1000, 1000, device="cuda").mean().item()
+        objects = [None] * world
+        assert not is_told(lambda: dist.all_gather_object(objects, {"mean": mean, "list": [mean]}))
+        assert is_told(lambda: objects[0]["mean"] < 1)
+        assert is_told(lambda: objects[1]["list"][0] < 1)
+        """,
+        rank=3,
+        world=8,
+    )
+
+
+def test_objects_take_the_memory_through_which_they_are_sent() -> None:
+    run(
+        """
+        def peak(function, *arguments):
+            torch.cuda.reset_peak_memory_stats()
+            before = torch.cuda.memory_allocated()
+            function(*arguments)
+            return (torch.cuda.max_memory_allocated() - before) / 2**20
+
+        mebibyte, nccl = b"x" * 2**20, dist.new_group(backend="nccl")
+        for group, factor in ((nccl, 1), (None, 0)):  # gloo sends them from the host
+            assert 9 * factor <= peak(dist.all_gather_object, [None] * world, mebibyte, group) <= 9.1 * factor
+            assert factor <= peak(dist.gather_object, mebibyte, None, 0, group) <= 1.1 * factor
+            assert factor <= peak(dist.broadcast_object_list, [mebibyte], 0, group) <= 1.1 * factor
+        weight = torch.ones(2**20, device="cuda", requires_grad=True)
+        total = (weight * 2).sum()  # not a leaf
+        objects = [None] * world
+        dist.all_gather_object(objects, {"total": total, "weight": weight})
+        assert all(each["total"].requires_grad and each["weight"].shape == weight.shape for each in objects)
+        assert len({each["weight"].data_ptr() for each in objects}) == world
+        """,
+        rank=3,
+        world=8,
+    )
+
+
 def test_objects() -> None:
     run(
         """

@@ -21,6 +21,8 @@ enum fault_state { FAULT_FREE, FAULT_WAITS, FAULT_ACTIVE, FAULT_OVER, FAULT_CLEA
 enum fault_mark { MARK_ECC = 1, MARK_REMAP = 2, MARK_REMAP_FAILED = 4, MARK_CORRECTED = 8 };
 enum { FAULT_ANY_GPU = -1, FAULT_ANY_RANK = -1, SIM_MAX_EVENTS = 256 };
 
+_Static_assert(SIM_MAX_GPUS <= HANG_TIMES, "each GPU has a time that stands for its hang");
+
 struct fault {
     _Atomic int32_t state;
     int32_t kind, scope, clock, marks;
@@ -33,6 +35,7 @@ struct fault {
     int64_t duration; /* nanoseconds, 0: until it is cleared */
     _Atomic uint64_t ticks;
     _Atomic int64_t since; /* nanoseconds of CLOCK_MONOTONIC when it fired */
+    _Atomic int64_t ended_at; /* of a hang, when it is over: nanoseconds of CLOCK_MONOTONIC */
     _Atomic int64_t fired_at; /* seconds of the calendar */
     _Atomic pid_t pid; /* of the process that fired it */
     char words[160], text[120]; /* as the user wrote it; of the kernel's log */
@@ -52,8 +55,8 @@ struct fault_table {
     struct fault faults[SIM_MAX_FAULTS];
 };
 
-/* parse.c. Adds faults to a table; returns a problem, or NULL. Those of other nodes are left out. */
-const char *faults_add(struct fault_table *table, const char *rows, int node);
+/* parse.c. Adds faults to the table of a machine; returns a problem, or NULL. Those of other nodes are left out. */
+const char *faults_add(struct fault_table *table, const char *rows, int node, int gpu_count);
 
 /* clear_and_status.c */
 void faults_clear(struct fault_table *table, int gpu); /* the cause is gone; a lost GPU is back */
@@ -77,7 +80,7 @@ int faults_new_context(int gpu); /* the error of a new context, or 0 */
 struct fault_effect faults_at_op(int gpu);
 void faults_at(enum fault_clock clock, int gpu); /* a collective or a launch */
 bool faults_block(int gpu);                      /* whether collectives of the GPU do not go on */
-bool faults_hang(int gpu);
+int64_t faults_end_of(int64_t time); /* the time itself, or when the hang that it stands for was over; INT64_MAX while it lasts */
 int faults_flip(int gpu);       /* the bit to flip in an op's result, or -1 */
 void faults_flipped(int gpu);   /* it was flipped */
 int faults_sleep(int gpu, int64_t time); /* until a time; returns the error that ends the wait, or 0 */

@@ -50,7 +50,7 @@ static void prepare(struct sim_state *state)
     pthread_mutexattr_destroy(&attributes);
     state->machine = this_machine();
     const char *faults = getenv(SETTING_FAULTS);
-    const char *problem = faults ? faults_add(&state->faults, faults, sim_config()->node) : NULL;
+    const char *problem = faults ? faults_add(&state->faults, faults, sim_config()->node, state->machine.gpu_count) : NULL;
     if (problem)
         fprintf(stderr, "accelerator: %s\n", problem);
     state->version = VERSION;
@@ -171,6 +171,11 @@ const char *sim_state_attach(const char *path, struct sim_state **state)
     }
     close(file);
     return problem;
+}
+
+int sim_state_gpu_count(const struct sim_state *state)
+{
+    return state->machine.gpu_count;
 }
 
 struct fault_table *sim_state_faults(struct sim_state *state)

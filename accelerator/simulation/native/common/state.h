@@ -35,6 +35,7 @@ struct sim_state *sim_state_open(void);
 const char *sim_state_attach(const char *path, struct sim_state **state);
 
 struct fault_table *sim_state_faults(struct sim_state *state);
+int sim_state_gpu_count(const struct sim_state *state);
 
 /* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
 struct sim_state *sim_state_find(void);

@@ -2,40 +2,39 @@
 #include "driver.h"
 
 /* Returns a problem, or NULL. */
-static const char *find_faults(const char *path, struct fault_table **table)
+static const char *find_machine(const char *path, struct sim_state **state)
 {
-    struct sim_state *state = NULL;
-    const char *problem = path ? sim_state_attach(path, &state) : NULL;
+    const char *problem = path ? sim_state_attach(path, state) : NULL;
     if (problem)
         return problem;
-    state = path ? state : sim_state_open();
-    if (!state)
-        return "the state of the machine cannot be opened";
-    *table = sim_state_faults(state);
-    return NULL;
+    if (!path)
+        *state = sim_state_open();
+    return *state ? NULL : "the state of the machine cannot be opened";
 }
 
 SIM_EXPORT const char *accelerator_sim_faults_add(const char *path, const char *rows, int node)
 {
-    struct fault_table *table;
-    const char *problem = find_faults(path, &table);
-    return problem ? problem : faults_add(table, rows, path ? node : sim_config()->node);
+    struct sim_state *state;
+    const char *problem = find_machine(path, &state);
+    return problem ? problem : faults_add(sim_state_faults(state), rows, path ? node : sim_config()->node, sim_state_gpu_count(state));
 }
 
 SIM_EXPORT const char *accelerator_sim_faults_end(const char *path, int gpu, int is_reset)
 {
-    struct fault_table *table;
-    const char *problem = find_faults(path, &table);
+    struct sim_state *state;
+    const char *problem = find_machine(path, &state);
+    if (!problem && gpu >= sim_state_gpu_count(state))
+        problem = "the machine has no such GPU";
     if (!problem)
-        (is_reset ? faults_reset : faults_clear)(table, gpu);
+        (is_reset ? faults_reset : faults_clear)(sim_state_faults(state), gpu);
     return problem;
 }
 
 SIM_EXPORT const char *accelerator_sim_faults_describe(const char *path, int only_unfired, char *text, size_t size)
 {
-    struct fault_table *table;
-    const char *problem = find_faults(path, &table);
+    struct sim_state *state;
+    const char *problem = find_machine(path, &state);
     if (!problem)
-        faults_describe(table, only_unfired, text, size);
+        faults_describe(sim_state_faults(state), only_unfired, text, size);
     return problem;
 }

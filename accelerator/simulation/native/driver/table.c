@@ -56,7 +56,7 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .faults_at_op = faults_at_op,
         .faults_at = faults_at,
         .faults_block = faults_block,
-        .faults_hang = faults_hang,
+        .faults_end_of = faults_end_of,
         .faults_flip = faults_flip,
         .faults_flipped = faults_flipped,
         .faults_sleep = faults_sleep,

@@ -3,18 +3,25 @@
 #include <stdio.h>
 #include <time.h>
 
+#include "common/clock.h"
 #include "common/faults.h"
 
+/* Of the faults without a GPU, one that waits is of a rank, and one that is active is of all GPUs. */
 static bool concerns(const struct fault *fault, int gpu)
 {
-    return gpu == FAULT_ANY_GPU || fault->gpu == gpu || fault->gpu == FAULT_ANY_GPU;
+    return gpu == FAULT_ANY_GPU || fault->gpu == gpu || (fault->gpu == FAULT_ANY_GPU && fault->state == FAULT_ACTIVE);
 }
 
 static void end(struct fault_table *table, int gpu)
 {
-    for (int i = 0; i < SIM_MAX_FAULTS; i++)
-        if ((table->faults[i].state == FAULT_WAITS || table->faults[i].state == FAULT_ACTIVE) && concerns(&table->faults[i], gpu))
-            table->faults[i].state = FAULT_CLEARED;
+    for (int i = 0; i < SIM_MAX_FAULTS; i++) {
+        struct fault *fault = &table->faults[i];
+        if ((fault->state != FAULT_WAITS && fault->state != FAULT_ACTIVE) || !concerns(fault, gpu))
+            continue;
+        if (fault->state == FAULT_ACTIVE)
+            fault->ended_at = now();
+        fault->state = FAULT_CLEARED;
+    }
 }
 
 void faults_clear(struct fault_table *table, int gpu)

@@ -38,7 +38,7 @@ static bool parse(const char *row, struct fault *fault, int *node)
     fault->clock = find_word(clocks, clock);
     memcpy(fault->words, words, sizeof words);
     memcpy(fault->text, text, sizeof text);
-    return fault->kind >= 0 && fault->scope >= 0 && fault->clock >= 0 && gpu < SIM_MAX_GPUS;
+    return fault->kind >= 0 && fault->scope >= 0 && fault->clock >= 0;
 }
 
 /* Claims a place first, because several processes may add faults. */
@@ -54,7 +54,7 @@ static struct fault *claim(struct fault_table *table)
     return NULL;
 }
 
-static const char *add(struct fault_table *table, const char *row, int node)
+static const char *add(struct fault_table *table, const char *row, int node, int gpu_count)
 {
     enum { ANY_NODE = -1 };
     struct fault fault;
@@ -63,6 +63,8 @@ static const char *add(struct fault_table *table, const char *row, int node)
         return "a fault is written in the words of another version of accelerator";
     if (of_node != ANY_NODE && of_node != node)
         return NULL;
+    if (fault.gpu >= gpu_count)
+        return "the machine has no such GPU";
     if (fault.clock == CLOCK_SECONDS)
         fault.at += now();
     struct fault *place = claim(table);
@@ -75,13 +77,13 @@ static const char *add(struct fault_table *table, const char *row, int node)
     return NULL;
 }
 
-const char *faults_add(struct fault_table *table, const char *rows, int node)
+const char *faults_add(struct fault_table *table, const char *rows, int node, int gpu_count)
 {
     const char *problem = NULL;
     char *copy = strdup(rows), *rest = copy;
     for (char *row; !problem && (row = strsep(&rest, ";"));)
         if (*row)
-            problem = add(table, row, node);
+            problem = add(table, row, node, gpu_count);
     free(copy);
     return problem;
 }

@@ -123,17 +123,18 @@ static void fire(struct fault_table *table, struct fault *fault, int gpu, bool h
     const bool is_over = fault->kind == FAULT_NOTE || fault->kind == FAULT_FLIP || fault->kind == FAULT_KILL ||
                          (fault->kind == FAULT_ERROR && fault->scope == SCOPE_PROCESS);
     int32_t waits = FAULT_WAITS;
-    fault->since = now(); /* before others see that it is active */
-    if (!atomic_compare_exchange_strong(&fault->state, &waits, is_over ? FAULT_OVER : FAULT_ACTIVE))
+    if (!atomic_compare_exchange_strong(&fault->state, &waits, FAULT_CLAIMED))
         return;
+    fault->since = now();
     if (fault->rank != FAULT_ANY_RANK)
         fault->gpu = gpu;
     fault->pid = has_process ? getpid() : 0;
     fault->fired_at = time(NULL);
-    if (fault->kind != FAULT_HANG) { /* a hang is told when the driver notices it */
+    if (fault->kind != FAULT_HANG) /* a hang is told when the driver notices it */
         mark(&table->gpus[gpu], fault);
+    fault->state = is_over ? FAULT_OVER : FAULT_ACTIVE; /* from here on others read it */
+    if (fault->kind != FAULT_HANG)
         log_xid(table, fault, gpu, has_process);
-    }
     if (fault->kind == FAULT_FLIP)
         contexts[gpu].flip = (int)fault->amount + 1;
     if ((fault->kind == FAULT_ERROR || fault->kind == FAULT_LOST) && has_process)
@@ -156,15 +157,17 @@ static void end_if_over(struct fault_table *table, struct fault *fault, int gpu)
     int32_t active = FAULT_ACTIVE;
     if (breaks)
         break_context(gpu, fault->error);
+    fault->ended_at = breaks ? now() : fault->since + fault->duration;
     if (atomic_compare_exchange_strong(&fault->state, &active, FAULT_OVER) && breaks) {
         mark(&table->gpus[gpu], fault);
         log_xid(table, fault, gpu, true);
     }
 }
 
-static bool reaches(const struct fault *fault, int gpu)
+/* Whether a fault that happened at a time concerns this process too. */
+static bool reaches(const struct fault *fault, int gpu, int64_t time)
 {
-    return fault->scope != SCOPE_PROCESS && contexts[gpu].begin != 0 && contexts[gpu].begin <= fault->since;
+    return fault->scope != SCOPE_PROCESS && contexts[gpu].begin != 0 && contexts[gpu].begin <= time;
 }
 
 /* What other processes have done to the context of this one: fired an error of all users, ended a hang, reset the GPU. */
@@ -174,7 +177,7 @@ static void notice(const struct fault_table *table, int gpu)
         const struct fault *fault = &table->faults[i];
         const bool is_error = fault->state == FAULT_ACTIVE && (fault->kind == FAULT_ERROR || fault->kind == FAULT_LOST);
         const bool was_hang = fault->state == FAULT_OVER && fault->kind == FAULT_HANG && fault->error;
-        if ((is_error || was_hang) && is_of_gpu(fault, gpu) && reaches(fault, gpu))
+        if ((is_error || was_hang) && is_of_gpu(fault, gpu) && reaches(fault, gpu, was_hang ? fault->ended_at : fault->since))
             break_context(gpu, fault->error);
     }
     if (contexts[gpu].begin != 0 && contexts[gpu].resets != table->gpus[gpu].resets)
@@ -231,15 +234,27 @@ int faults_new_context(int gpu)
 static bool is_active(const struct fault *fault, int gpu, enum fault_kind kind)
 {
     return fault->state == FAULT_ACTIVE && (int)kind == fault->kind && is_of_gpu(fault, gpu) &&
-           (fault->kind != FAULT_HANG || fault->pid == getpid() || reaches(fault, gpu));
+           (fault->kind != FAULT_HANG || fault->pid == getpid() || reaches(fault, gpu, fault->since));
 }
 
-bool faults_hang(int gpu)
+int64_t faults_end_of(int64_t time)
 {
-    for (int i = 0; i < SIM_MAX_FAULTS; i++)
-        if (is_active(&used_faults->faults[i], gpu, FAULT_HANG))
-            return true;
-    return false;
+    if (!is_while_hung(time))
+        return time;
+    int64_t last = 0;
+    for (int i = 0; i < SIM_MAX_FAULTS; i++) {
+        const struct fault *fault = &used_faults->faults[i];
+        const int32_t state = fault->state;
+        if (fault->kind != FAULT_HANG || !is_of_gpu(fault, hung_gpu(time)) || (state != FAULT_ACTIVE && fault->ended_at == 0))
+            continue;
+        /* A hang with an error lasts until the driver notices it, one without a time until it is cleared. */
+        const int64_t known = fault->duration && !fault->error ? fault->since + fault->duration : INT64_MAX;
+        const int64_t end = state == FAULT_ACTIVE ? known : fault->ended_at;
+        if (end > now())
+            return INT64_MAX;
+        last = end > last ? end : last;
+    }
+    return last;
 }
 
 /* The op that fires a fault is on the GPU already: the error comes with the next call. */
@@ -257,9 +272,8 @@ struct fault_effect faults_at_op(int gpu)
         const struct fault *fault = &table->faults[i];
         if (is_active(fault, gpu, FAULT_SLOW))
             effect.delay += fault->amount;
-        /* A hang whose end is known has the op end then; the clock of the stream shows it. */
         if (is_active(fault, gpu, FAULT_HANG))
-            effect.until = fault->duration && !fault->error ? fault->since + fault->duration : INT64_MAX;
+            effect.until = while_hung(gpu);
     }
     return effect;
 }
@@ -299,10 +313,12 @@ int faults_sleep(int gpu, int64_t time)
     enum { SLICE = 20 * MILLISECOND };
     for (;;) {
         const int error = faults_error(gpu);
-        const int64_t begin = now();
-        if (error || begin >= time || (time == INT64_MAX && !faults_hang(gpu)))
+        if (is_while_hung(time) && contexts[hung_gpu(time)].begin != 0)
+            update(used_faults, hung_gpu(time), CLOCK_NONE); /* another GPU of this process may hang */
+        const int64_t begin = now(), end = faults_end_of(time);
+        if (error || begin >= end)
             return error;
-        sleep_until(time - begin > SLICE ? begin + SLICE : time);
+        sleep_until(end - begin > SLICE ? begin + SLICE : end);
     }
 }
 

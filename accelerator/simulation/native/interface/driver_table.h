@@ -148,7 +148,7 @@ struct sim_driver {
     struct fault_effect (*faults_at_op)(int gpu);
     void (*faults_at)(enum fault_clock clock, int gpu);
     bool (*faults_block)(int gpu);
-    bool (*faults_hang)(int gpu);
+    int64_t (*faults_end_of)(int64_t time);
     int (*faults_flip)(int gpu);
     void (*faults_flipped)(int gpu);
     int (*faults_sleep)(int gpu, int64_t time);

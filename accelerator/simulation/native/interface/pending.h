@@ -55,6 +55,7 @@ struct sim_pending {
                           const void *target, size_t target_size);
     void (*at_collective)(int device); /* for the faults; a collective begins */
     enum device_hold (*hold)(int device);
+    int64_t (*end_of)(int64_t time); /* of `not_before`, which may stand for a hang: INT64_MAX while it lasts */
     /* Adds a host function that submits work to the graph which a stream captures. */
     int (*capture)(void *stream, int device, void (*function)(void *argument), void *argument);
 };

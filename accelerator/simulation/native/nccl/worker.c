@@ -193,14 +193,13 @@ static ncclResult_t wait_for_streams(struct comm *comm, struct job *job)
     }
     for (;;) {
         const enum device_hold hold = pending_runtime()->hold(comm->device);
-        const int64_t time = now(), next = time + CHECK_MS * MILLISECOND;
-        const bool is_free = job->not_before == INT64_MAX && hold == NOT_HELD; /* a hang is over */
+        const int64_t time = now(), next = time + CHECK_MS * MILLISECOND, end = pending_runtime()->end_of(job->not_before);
         RETURN_IF_ERROR(check_running(comm));
         if (hold == BROKEN)
             return leave_broken(comm);
-        if (job->not_before <= time || is_free || comm->is_stopping)
+        if (end <= time || comm->is_stopping)
             return ncclSuccess;
-        sleep_unless_stopped(comm, job->not_before < next ? job->not_before : next);
+        sleep_unless_stopped(comm, end < next ? end : next);
     }
 }
 

@@ -44,7 +44,8 @@ static void *run_barrier(void *argument)
     while ((status = pending_wait(&barrier->before, CHECK_MS)) != PENDING_DONE)
         if (status == PENDING_FAILED) /* until the program has aborted its communicator */
             sleep_until(now() + CHECK_MS * MILLISECOND);
-    sleep_until(barrier->not_before);
+    for (int64_t end, time; (end = end_of(barrier->not_before)) > (time = now());)
+        sleep_until(end - time > CHECK_MS * MILLISECOND ? time + CHECK_MS * MILLISECOND : end);
     wait_for_host(barrier);
     pending_clear(&barrier->before);
     pending_complete(&barrier->queue, barrier->sequence);

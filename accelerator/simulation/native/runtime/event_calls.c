@@ -4,7 +4,7 @@
 static int64_t reached_at(struct stream *stream)
 {
     int64_t time = now();
-    end_hang(stream);
+    end_hang_of_stream(stream);
     return stream->idle_at > time ? stream->idle_at : time;
 }
 
@@ -91,7 +91,7 @@ static cudaError_t enter_event(const char *function, void *handle, struct event 
 
 static bool is_reached(const struct event *event)
 {
-    return event->pending.count == 0 && (*event->time == 0 || has_come(*event->time, event->device));
+    return event->pending.count == 0 && (*event->time == 0 || has_come(*event->time));
 }
 
 /* The error of a refused launch concerns the events that were recorded after it. Others must not have it: torch's watchdog
@@ -143,6 +143,8 @@ EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle,
         return fail(ERROR_INVALID_HANDLE);
     if (!is_reached(start) || !is_reached(end))
         return fail(ERROR_NOT_READY);
+    end_hang(start->time);
+    end_hang(end->time);
     *milliseconds = (float)((double)(*end->time - *start->time) / 1e6);
     return SUCCESS;
 }

@@ -9,22 +9,26 @@ cudaError_t sleep_on_device(int64_t time, int ordinal)
     return SUCCESS;
 }
 
-static bool is_hang_over(int64_t time, int ordinal)
+int64_t end_of(int64_t time)
 {
-    return time == INT64_MAX && has_faults() && !driver->faults_hang(driver->devices[ordinal].gpu);
+    return is_while_hung(time) && has_faults() ? driver->faults_end_of(time) : time;
 }
 
-bool has_come(int64_t time, int ordinal)
+bool has_come(int64_t time)
 {
-    return time <= now() || is_hang_over(time, ordinal);
+    return end_of(time) <= now();
 }
 
-void end_hang(struct stream *stream)
+void end_hang(_Atomic int64_t *time)
 {
-    int64_t never = INT64_MAX;
-    if (!is_hang_over(stream->idle_at, stream->device))
-        return;
-    atomic_compare_exchange_strong(&stream->idle_at, &never, now());
-    never = INT64_MAX;
-    atomic_compare_exchange_strong(&driver->devices[stream->device].busy_until, &never, now());
+    int64_t hung = *time;
+    const int64_t end = end_of(hung);
+    if (is_while_hung(hung) && end <= now())
+        atomic_compare_exchange_strong(time, &hung, end);
+}
+
+void end_hang_of_stream(struct stream *stream)
+{
+    end_hang(&stream->idle_at);
+    end_hang(&driver->devices[stream->device].busy_until);
 }

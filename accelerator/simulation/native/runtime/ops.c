@@ -52,10 +52,10 @@ cudaError_t fail_or_delay(struct stream *stream)
 {
     const struct fault_effect effect = driver->faults_at_op(driver->devices[stream->device].gpu);
     if (effect.error == SUCCESS && (effect.delay || effect.until)) {
-        end_hang(stream);
+        end_hang_of_stream(stream);
         const int64_t time = now(), begin = stream->idle_at > time ? stream->idle_at : time;
         const int64_t start = effect.until > begin ? effect.until : begin;
-        delay_stream(stream, start > INT64_MAX - effect.delay ? INT64_MAX : start + effect.delay);
+        delay_stream(stream, end_of_work(start, effect.delay));
     }
     return effect.error;
 }

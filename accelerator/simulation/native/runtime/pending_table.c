@@ -33,6 +33,7 @@ EXPORT const struct sim_pending *accelerator_simulation_pending(void)
         .capture = capture_submission,
         .at_collective = at_collective,
         .hold = hold,
+        .end_of = end_of,
     };
     IF_RACES(table.note_accesses = race_hooks->at_collective);
     return &table;

@@ -288,8 +288,10 @@ static inline cudaError_t unsafe_call(void)
 /* waits.c. Sleeps until work of a device ends, or returns the error of a fault that ends the wait. */
 cudaError_t sleep_on_device(int64_t time, int ordinal);
 /* Whether the time of a stream or an event has come. The time of what a hung GPU was given comes when the hang ends. */
-bool has_come(int64_t time, int ordinal);
-void end_hang(struct stream *stream); /* if it is over, of which the stream does not know */
+int64_t end_of(int64_t time); /* of a hang: INT64_MAX while it lasts */
+bool has_come(int64_t time);
+void end_hang(_Atomic int64_t *time); /* puts the end of a hang that is over in the place of the time that stands for it */
+void end_hang_of_stream(struct stream *stream);
 
 /* work.c */
 cudaError_t submit(struct stream *stream, const struct work *work);

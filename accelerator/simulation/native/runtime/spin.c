@@ -12,16 +12,10 @@ bool is_spin_kernel(const char *name)
            strcmp(name + length - (sizeof end - 1), end) == 0;
 }
 
-static int64_t add_saturated(int64_t time, int64_t duration)
-{
-    int64_t sum;
-    return __builtin_add_overflow(time, duration, &sum) ? INT64_MAX : sum;
-}
-
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
     const int64_t time = now(), start = stream->idle_at > time ? stream->idle_at : time;
-    delay_stream(stream, add_saturated(start, work->kernel.duration));
+    delay_stream(stream, end_of_work(start, work->kernel.duration));
     return SUCCESS;
 }
 

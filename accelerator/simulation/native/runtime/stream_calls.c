@@ -57,7 +57,7 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
     RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
-    bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && !has_come(stream->idle_at, stream->device));
+    bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && !has_come(stream->idle_at));
     if (!is_busy)
         IF_RACES(is_busy = race_hooks->delays_stream(&stream->races, __builtin_return_address(0)));
     return finish(is_busy ? ERROR_NOT_READY : unless_failed(stream->device));

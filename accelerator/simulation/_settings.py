@@ -347,7 +347,7 @@ _VARIABLES = (
     # What the driver of each GPU reserves of its memory, in bytes.
     Setting("reserves", ValueType(), readers=_CONFIG, fallback="0"),
     # The number of a node of a cluster.
-    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "libaccelerator-hosts", "kernels"), fallback="0"),
+    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "libaccelerator-hosts", "kernels", "python"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
     Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.

@@ -36,16 +36,24 @@ static void wait_for_host(const struct barrier *barrier)
     barrier->value[1] = ABORTED;
 }
 
+enum { CHECK_MS = 100 };
+
+/* A hang may end at any time. */
+static void sleep_until_end_of(int64_t work)
+{
+    int64_t end, time;
+    while ((end = end_of(work)) > (time = now()))
+        sleep_until(end - time > CHECK_MS * MILLISECOND ? time + CHECK_MS * MILLISECOND : end);
+}
+
 static void *run_barrier(void *argument)
 {
-    enum { CHECK_MS = 100 };
     struct barrier *barrier = argument;
     enum pending_status status;
     while ((status = pending_wait(&barrier->before, CHECK_MS)) != PENDING_DONE)
         if (status == PENDING_FAILED) /* until the program has aborted its communicator */
             sleep_until(now() + CHECK_MS * MILLISECOND);
-    for (int64_t end, time; (end = end_of(barrier->not_before)) > (time = now());)
-        sleep_until(end - time > CHECK_MS * MILLISECOND ? time + CHECK_MS * MILLISECOND : end);
+    sleep_until_end_of(barrier->not_before);
     wait_for_host(barrier);
     pending_clear(&barrier->before);
     pending_complete(&barrier->queue, barrier->sequence);

@@ -160,7 +160,7 @@ def test_every_rank_fails_with_the_all_reduce(two_ranks: Passed) -> None:
 @pytest.mark.slow
 def test_json_document(two_ranks: Passed) -> None:
     environment = plain_environment(ACCELERATOR_BACKEND="cpu")
-    printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(2 * two_ranks.seconds))
+    printed, _, statuses = start(environment, 3, [0, 2], "--json", "--timeout", str(4 * two_ranks.seconds))
     assert statuses == [1, 1]
     document = json.loads(printed)
     assert list(document) == ["schema", "passed", "missing", "failed", "all_reduce", "differences", "ranks"]

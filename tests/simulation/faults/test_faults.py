@@ -251,8 +251,13 @@ x.add_(1)
 copy = x.to("cuda:1", non_blocking=True)
 other = y + 1
 print(torch.cuda.current_stream(1).query(), copy.sum().item(), 0.5 < time.monotonic() - begin < 20, other.sum().item())
+simulation.inject_fault("hang,gpu=0")
+x.add_(1)
+copy = x.to("cuda:1", non_blocking=True)
+print(torch.cuda.current_stream(1).query(), flush=True)
+os._exit(0)
 """
-    assert output(program) == ["False 8.0 True 8.0"]
+    assert output(program) == ["False 8.0 True 8.0", "False"]
 
 
 @pytest.mark.parametrize("number", [109, 119])

@@ -34,9 +34,6 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     # Background processes of a shell ignore SIGINT, and the programs that tests interrupt would inherit this.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
-# With it print() writes a line and its end separately, and another process may write, or this one die, between.
-os.environ.pop("PYTHONUNBUFFERED", None)
-
 # The same commit runs the same examples. ``--hypothesis-profile default`` looks for others.
 hypothesis.settings.register_profile("same", derandomize=True)
 hypothesis.settings.load_profile("same")

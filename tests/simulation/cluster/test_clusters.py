@@ -439,7 +439,7 @@ _cluster._send = tell
         program = """
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
-print("ready", flush=True)
+print("ready\\n", end="", flush=True)  # at once: PYTHONUNBUFFERED would write the end separately
 codes = []
 while (received := signal.sigtimedwait({signal.SIGINT}, 0.5 if codes else 60)) is not None:
     codes.append(received.si_code)

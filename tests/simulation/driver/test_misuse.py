@@ -197,7 +197,7 @@ def test_unusable_state_is_reported_once(tmp_path: Path) -> None:
 
 
 def test_concurrently_started_processes_share_one_state(tmp_path: Path) -> None:
-    program = PRELUDE + f"kept = allocate({64 * MIB}); report(1); sys.stdin.read()"
+    program = PRELUDE + f"kept = allocate({64 * MIB}); report(1); sys.stdout.flush(); sys.stdin.read()"
     child = simulated_environment(state=tmp_path / "state")
     command = [sys.executable, "-c", program]
     users = [subprocess.Popen(command, env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) for _ in range(6)]

@@ -301,7 +301,7 @@ def test_nested_environment_replaces_the_outer_one() -> None:
 
 def test_nested_simulation_in_a_child_process() -> None:
     program = "import subprocess, sys; from tests.support import environment; "
-    program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD']); "
+    program += "print(environment(2)['LD_PRELOAD'] == environment(2, base={})['LD_PRELOAD'], flush=True); "
     program += "sys.exit(subprocess.call([sys.executable, '-c', sys.argv[1]], env=environment(2)))"
     count = "import pynvml; pynvml.nvmlInit(); print(pynvml.nvmlDeviceGetCount())"
     done = python(program, count, env=environment(5, nvml="absent", base=plain()))

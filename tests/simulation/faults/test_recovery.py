@@ -46,6 +46,7 @@ def run_program(program: list[str], faults: list[str], *, restarts: int = 1) -> 
     command += ["--max-restarts", str(restarts), *program]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"}
     environment |= {"TORCH_NCCL_DUMP_ON_TIMEOUT": "0", "TORCH_NCCL_WAIT_TIMEOUT_DUMP_MILSEC": "0"}  # which take a minute
+    environment.pop("PYTHONUNBUFFERED", None)  # print() would write a line and its end separately, and a rank die between
     begin = time.monotonic()
     done = subprocess.run(
         command, cwd=REPOSITORY, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False

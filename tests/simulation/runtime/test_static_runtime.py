@@ -66,7 +66,8 @@ def test_a_library_gets_an_error_and_is_named_once(tmp_path: Path, name: str, re
     program = f"import ctypes\nlibrary = ctypes.CDLL({library!r})\nprint(library.start(), library.start())"
     done = python(program, simulated_environment())
     assert (done.returncode, done.stderr) == (0, LINE.format(library, remedy))
-    assert done.stdout.split()[-2:] == [str(not_found)] * 2
+    # Python and C write from buffers of their own.
+    assert sorted(done.stdout.split()) == [*[str(not_found)] * 2, *["begin"] * 2]
 
 
 def test_other_tables_are_missing_without_a_word() -> None:

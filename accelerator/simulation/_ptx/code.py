@@ -23,7 +23,7 @@ from .syntax import (
     Symbol,
     Variable,
 )
-from .types import TYPES, PtxType
+from .types import TYPES, PtxType, align
 
 if TYPE_CHECKING:
     from .program import Kernel
@@ -116,14 +116,14 @@ class Code:
         self.instruction = Instruction("", (), "")
         for variable in function.variables.values():
             self._place(variable)
-        self.frame_size = _align(self.frame_size, 16)  # the frame of a called function begins there
+        self.frame_size = align(self.frame_size, 16)  # the frame of a called function begins there
 
     def _parameter_addresses(self) -> dict[str, tuple[str, Variable]]:
         found: dict[str, tuple[str, Variable]] = {}
         offset = 0
         for number, variable in enumerate(self.function.parameters):
             if self.function.is_entry:
-                offset = _align(offset, variable.alignment)
+                offset = align(offset, variable.alignment)
                 found[variable.name] = (f"(parameters + {offset})", variable)
                 offset += variable.size
             else:
@@ -137,7 +137,7 @@ class Code:
             variable.space == "param" and (self._keeps_parameters or variable.size > _LARGEST_SCALAR)
         )
         if in_frame:
-            self.frame_size = _align(self.frame_size, max(variable.alignment, 8))
+            self.frame_size = align(self.frame_size, max(variable.alignment, 8))
             self._frame[variable.name] = self.frame_size
             self.frame_size += variable.size
         elif variable.space == "param":
@@ -301,10 +301,6 @@ class Code:
 
     def _root(self, base: Operand) -> str:
         return self._roots.get(base.name, base.name) if isinstance(base, Register) else repr(base)
-
-
-def _align(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
 
 
 def _bits_of(expression: str, type: PtxType) -> str:

@@ -8,15 +8,12 @@ from collections.abc import Sequence
 from .errors import Refused
 from .parser import Module, identifier
 from .syntax import Function, Instruction, Variable
+from .types import align
 
 __all__ = ["Kernel", "Program"]
 
 _TAKEN_ADDRESS = re.compile(r"\bmov\.(?:b|u)64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
-
-
-def _round_up(offset: int, alignment: int) -> int:
-    return -(-offset // alignment) * alignment
 
 
 class Program:
@@ -102,7 +99,7 @@ class Kernel:
         self.parameter_size = 0
         self.parameters: list[tuple[int, int]] = []
         for variable in function.parameters:
-            offset = _round_up(self.parameter_size, variable.alignment)
+            offset = align(self.parameter_size, variable.alignment)
             self.parameters.append((offset, variable.size))
             self.parameter_size = offset + variable.size
         self.constant_size = 0
@@ -181,11 +178,11 @@ class Kernel:
         end = 0
         for name, variable in self.shared.items():
             if variable.size:
-                end = _round_up(end, variable.alignment)
+                end = align(end, variable.alignment)
                 offsets[name] = end
                 end += variable.size
         sizeless = {name: variable for name, variable in self.shared.items() if not variable.size}
         alignment = max((variable.alignment for variable in sizeless.values()), default=16)
-        end = _round_up(end, max(alignment, 16))
+        end = align(end, max(alignment, 16))
         offsets.update(dict.fromkeys(sizeless, end))
         return offsets, end

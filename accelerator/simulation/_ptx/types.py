@@ -1,10 +1,10 @@
-"""PTX's types, and the C types that hold them."""
+"""PTX's types, the C types that hold them, and their alignment."""
 
 from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["PREDICATE", "TYPES", "PtxType", "bits_type", "is_type", "unsigned"]
+__all__ = ["PREDICATE", "TYPES", "PtxType", "align", "bits_type", "is_type", "unsigned"]
 
 
 class PtxType(NamedTuple):
@@ -57,6 +57,11 @@ TYPES = {
         PREDICATE,
     )
 }
+
+
+def align(offset: int, alignment: int) -> int:
+    """Return the first multiple of an alignment from an offset on."""
+    return -(-offset // alignment) * alignment
 
 
 def is_type(name: str) -> bool:

@@ -313,7 +313,7 @@ int faults_sleep(int gpu, int64_t time)
     enum { SLICE = 20 * MILLISECOND };
     for (;;) {
         const int error = faults_error(gpu);
-        if (is_while_hung(time) && contexts[hung_gpu(time)].begin != 0)
+        if (is_while_hung(time) && hung_gpu(time) != gpu && contexts[hung_gpu(time)].begin != 0)
             update(used_faults, hung_gpu(time), CLOCK_NONE); /* another GPU of this process may hang */
         const int64_t begin = now(), end = faults_end_of(time);
         if (error || begin >= end)

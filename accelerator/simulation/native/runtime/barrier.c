@@ -16,6 +16,7 @@ struct barrier {
     struct pending_queue queue; /* of this one piece of work */
     uint64_t sequence;
     struct pending before;
+    int device;
     int64_t not_before;
     _Atomic int32_t *value;
     uint64_t timeout_ms;
@@ -36,24 +37,15 @@ static void wait_for_host(const struct barrier *barrier)
     barrier->value[1] = ABORTED;
 }
 
-enum { CHECK_MS = 100 };
-
-/* A hang may end at any time. */
-static void sleep_until_end_of(int64_t work)
-{
-    int64_t end, time;
-    while ((end = end_of(work)) > (time = now()))
-        sleep_until(end - time > CHECK_MS * MILLISECOND ? time + CHECK_MS * MILLISECOND : end);
-}
-
 static void *run_barrier(void *argument)
 {
+    enum { CHECK_MS = 100 };
     struct barrier *barrier = argument;
     enum pending_status status;
     while ((status = pending_wait(&barrier->before, CHECK_MS)) != PENDING_DONE)
         if (status == PENDING_FAILED) /* until the program has aborted its communicator */
             sleep_until(now() + CHECK_MS * MILLISECOND);
-    sleep_until_end_of(barrier->not_before);
+    sleep_on_device(barrier->not_before, barrier->device); /* which the error of a fault ends; calls return that error */
     wait_for_host(barrier);
     pending_clear(&barrier->before);
     pending_complete(&barrier->queue, barrier->sequence);
@@ -80,6 +72,7 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     struct barrier *barrier = calloc(1, sizeof *barrier);
     if (!barrier)
         return ERROR_OUT_OF_MEMORY;
+    barrier->device = stream->device;
     barrier->value = work->barrier.value;
     barrier->timeout_ms = work->barrier.timeout_ms;
     struct stream *outer = set_launching_stream(stream);

@@ -285,11 +285,11 @@ static inline cudaError_t unsafe_call(void)
     return __builtin_expect(active_captures == 0, 1) ? SUCCESS : finish(forbid_if_capturing());
 }
 
-/* waits.c. Sleeps until work of a device ends, or returns the error of a fault that ends the wait. */
+/* fault_waits.c. Sleeps until work of a device ends, or returns the error of a fault that ends the wait. */
 cudaError_t sleep_on_device(int64_t time, int ordinal);
-/* Whether the time of a stream or an event has come. The time of what a hung GPU was given comes when the hang ends. */
-int64_t end_of(int64_t time); /* of a hang: INT64_MAX while it lasts */
-bool has_come(int64_t time);
+/* When work ends: its time, or when the hang was over that the time stands for; INT64_MAX while that lasts. */
+int64_t end_of(int64_t time);
+bool has_come(int64_t time); /* of a stream or an event */
 void end_hang(_Atomic int64_t *time); /* puts the end of a hang that is over in the place of the time that stands for it */
 void end_hang_of_stream(struct stream *stream);
 

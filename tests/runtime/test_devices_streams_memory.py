@@ -392,10 +392,6 @@ def test_results_ignore_environment_after_initialization(variable: tuple[str, st
     assert acc.current_device_index() == acc.get_device_index() == 1
 
 
-def slow(value: str) -> Any:
-    return pytest.param(value, marks=pytest.mark.slow)
-
-
 COMPILED = """
 import torch._dynamo
 import torch
@@ -412,9 +408,7 @@ print(made.device)
 
 @pytest.mark.slow
 @needs_simulation
-@pytest.mark.parametrize(
-    "device", [slow("1"), "'cuda:1'", slow("torch.device('cuda', 1)"), slow("torch.empty(1, device='cuda:1')")]
-)
+@pytest.mark.parametrize("device", ["1", "'cuda:1'", "torch.device('cuda', 1)", "torch.empty(1, device='cuda:1')"])
 def test_compiled_context_initializes_the_accelerator(device: str) -> None:
     assert run(COMPILED.format(device=device, kind="cuda"), simulated_environment(gpus=2)) == "cuda:1\n"
 

@@ -165,6 +165,26 @@ def test_versions() -> None:
     assert evaluate(program, driver_cuda="12.4") == ["550.54.14", "12.550.54.14", 12040, 12040]
 
 
+def test_memory_is_read_while_another_thread_reads_cudas_version() -> None:
+    """The version's function loads the driver for a moment, and memory's finds the one that is loaded."""
+    program = """
+        import sys, threading
+        sys.setswitchinterval(1e-5)
+        gpu, versions_read, memory_read = handles()[0], set(), set()
+        def read_versions():
+            versions_read.update(code(n.nvmlSystemGetCudaDriverVersion_v2) for _ in range(5000))
+        def read_memory():
+            while versions.is_alive():
+                memory_read.add(code(n.nvmlDeviceGetMemoryInfo, gpu))
+        versions = threading.Thread(target=read_versions)
+        readers = [threading.Thread(target=read_memory) for _ in range(2)]
+        [thread.start() for thread in (versions, *readers)]
+        [thread.join() for thread in (versions, *readers)]
+        report([*versions_read, *memory_read])
+    """
+    assert evaluate(program) == [0, 0]
+
+
 def test_process_name() -> None:
     program = """
         library, few = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(4)

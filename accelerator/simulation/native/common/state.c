@@ -1,7 +1,6 @@
 /* The state of the simulated machine: its file, or its place in the driver. accounts.c reads and writes its rows. */
 #include "state.h"
 
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -62,6 +61,11 @@ static const char *state_path(void)
 {
     const char *path = getenv(SETTING_STATE);
     return path && *path ? path : NULL;
+}
+
+bool sim_state_has_file(void)
+{
+    return state_path();
 }
 
 /* Why the file cannot hold this machine's state, or NULL. */
@@ -181,17 +185,4 @@ int sim_state_gpu_count(const struct sim_state *state)
 struct fault_table *sim_state_faults(struct sim_state *state)
 {
     return &state->faults;
-}
-
-struct sim_state *sim_state_find(void)
-{
-    if (state_path())
-        return sim_state_open();
-    void *driver = dlopen("libcuda.so.1", RTLD_NOW | RTLD_NOLOAD);
-    if (!driver)
-        return NULL;
-    struct sim_state *(*driver_state)(void);
-    *(void **)&driver_state = dlsym(driver, "accelerator_sim_state");
-    dlclose(driver);
-    return driver_state ? driver_state() : NULL;
 }

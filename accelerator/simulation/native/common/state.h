@@ -28,7 +28,10 @@ struct sim_usage {
 
 /* ---- state.c ---- */
 
-/* Opens or creates the state, for the driver. Returns NULL, after a line on stderr, if its file cannot be used. */
+/* Whether the state is in a file. */
+bool sim_state_has_file(void);
+
+/* Opens or creates the state, in its file or in this library. Returns NULL, after a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);
 
 /* Opens the state of a machine that runs, for a process outside. Returns a problem, or NULL. */
@@ -36,9 +39,6 @@ const char *sim_state_attach(const char *path, struct sim_state **state);
 
 struct fault_table *sim_state_faults(struct sim_state *state);
 int sim_state_gpu_count(const struct sim_state *state);
-
-/* Returns the state, for NVML, or NULL if there is none. Never loads the driver. */
-struct sim_state *sim_state_find(void);
 
 /* ---- accounts.c ---- */
 

@@ -31,7 +31,7 @@ bool nvml_decode(nvml_handle handle, struct nvml_device *device)
 bool nvml_is_lost(int gpu)
 {
     if (!used_faults) {
-        struct sim_state *state = sim_state_find();
+        struct sim_state *state = nvml_state();
         if (state)
             faults_use(sim_state_faults(state));
     }

@@ -12,7 +12,7 @@ struct nvml_memory_figures {
 /* The total of a GPU includes what its driver reserves. */
 static struct nvml_memory_figures read_memory(const struct nvml_device *device)
 {
-    const struct sim_memory_figures memory = sim_state_memory(sim_state_find(), device->gpu, device->instance);
+    const struct sim_memory_figures memory = sim_state_memory(nvml_state(), device->gpu, device->instance);
     const uint64_t reserve = nvml_is_instance(device) ? 0 : sim_config()->gpus[device->gpu].reserve;
     return (struct nvml_memory_figures){memory.total + reserve, reserve, memory.free, memory.used};
 }
@@ -63,7 +63,7 @@ _Static_assert(sizeof(struct process_v1) == 16, "the layout of version 1");
 static int read_processes(const struct nvml_device *device, struct sim_usage **rows)
 {
     int instance = nvml_is_instance(device) ? device->instance : SIM_ANY_INSTANCE;
-    struct sim_state *state = sim_state_find();
+    struct sim_state *state = nvml_state();
     int capacity = 0, count;
     *rows = NULL;
     /* Processes start and end between two calls. */

@@ -60,6 +60,10 @@ int nvml_put_text(const char *text, char *buffer, unsigned size);
 
 struct nvml_pci_info nvml_pci_info(int gpu);
 
+/* driver.c */
+bool nvml_has_driver(void);         /* whether its library can be loaded */
+struct sim_state *nvml_state(void); /* NULL without a file while the program has not loaded the driver */
+
 /* devices.c. Whether a fault has the GPU lost; fires what is due without a process. */
 bool nvml_is_lost(int gpu);
 

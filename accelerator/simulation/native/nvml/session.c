@@ -1,7 +1,6 @@
 /* The simulated libnvidia-ml: the session and what concerns the whole system. */
 #include "nvml.h"
 
-#include <dlfcn.h>
 #include <fcntl.h>
 #include <stdatomic.h>
 #include <stdio.h>
@@ -144,10 +143,8 @@ SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     RETURN_IF_ERROR(nvml_enter(__func__, version));
-    void *driver = dlopen("libcuda.so.1", RTLD_LAZY | RTLD_LOCAL);
-    if (!driver)
+    if (!nvml_has_driver())
         return NVML_LIBRARY_NOT_FOUND;
-    dlclose(driver);
     *version = sim_config()->cuda_version;
     return NVML_OK;
 }

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from accelerator import simulation
 from tests import support
 from tests.support import run, simulated_environment
 from tests.support.discovery import compiled
@@ -120,17 +121,24 @@ report(calls(), in_child(calls))
         assert evaluate(self.CHILD + program, gpus=0) == [100]
 
     @pytest.mark.parametrize(
-        ("library", "call"),
+        ("library", "call", "locks"),
         [
-            ("libnccl.so.2", "ncclGetLastError"),
-            ("libcudart.so.12", "__cudaRegisterFunction"),
-            ("libcudart.so.13", "__cudaRegisterVar"),
-            ("libcudart.so.13", "interrupt"),
+            ("libnccl.so.2", "ncclGetLastError", 1),
+            ("libcudart.so.12", "__cudaRegisterFunction", 1),
+            ("libcudart.so.13", "__cudaRegisterVar", 1),
+            ("libcudart.so.13", "interrupt", 1),
+            ("libcudart.so.13", "place", 1),
+            ("libcudart.so.13", "cudaGetDeviceCount", 4),
+            ("libcuda.so.1", "cuInit", 2),
+            ("libnvidia-ml.so.1", "nvmlDeviceGetHandleByIndex_v2", 1),
         ],
     )
-    def test_lock_held_during_fork_is_free_in_the_child(self, tmp_path: Path, library: str, call: str) -> None:
-        program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread")
-        assert subprocess.run([program, library, call], env=simulated_environment(), check=False).returncode == 0
+    def test_locks_held_during_fork_are_free_in_the_child(self, tmp_path: Path, library: str, call: str, locks: int) -> None:
+        native = Path(simulation.__file__).parent / "native"
+        program = compiled(HELD_LOCK.read_text(), tmp_path / "held_lock", "-rdynamic", "-pthread", f"-I{native}")
+        for lock in range(1, locks + 1):
+            child = simulated_environment(races="report", state=tmp_path / f"state{lock}")
+            assert subprocess.run([program, library, call, str(lock)], env=child, check=False).returncode == 0, lock
 
     @needs_cuda_torch
     def test_torch_raises_in_child_of_an_initialized_process(self) -> None:

@@ -14,8 +14,9 @@
 #include <unistd.h>
 
 #include "config.h"
-#include "file_limit.h"
 #include "faults.h"
+#include "file_limit.h"
+#include "fork.h"
 #include "state_layout.h"
 
 static const char magic[8] = "ACCSIM\n";
@@ -23,7 +24,7 @@ enum { VERSION = 2 };
 
 static struct sim_state own_state;
 static struct sim_state *opened;
-static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
+RENEWED_LOCK(opening) /* NVML opens the state in forked children too */
 
 static struct machine this_machine(void)
 {

@@ -7,6 +7,7 @@
 #include <string.h>
 
 #include "api.h"
+#include "common/fork.h"
 #include "interface/boundary.h"
 
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
@@ -14,7 +15,7 @@ SIM_EXPORT const char accelerator_simulation[] = "cuda";
 SIM_EXPORT const char accelerator_simulation_boundary[] = SIM_BOUNDARY;
 
 static bool is_bad_fork; /* this process was forked from one that had initialized CUDA */
-static pthread_mutex_t initializing = PTHREAD_MUTEX_INITIALIZER;
+RENEWED_LOCK(initializing) /* a child forked before the end of cuInit may initialize CUDA itself */
 
 static void disable_after_fork(void)
 {

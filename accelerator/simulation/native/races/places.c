@@ -9,11 +9,13 @@
 #include <stdio.h>
 #include <unistd.h>
 
+#include "common/fork.h"
+
 enum { MOST_TEXT = 1 << 14, MOST_LINE = 1024, MOST_FOLDERS = 8 };
 
 static char **texts;
 static size_t text_count, text_capacity;
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+RENEWED_LOCK(lock) /* an op asks for its place before it fails in a child */
 static int stack_file = -1, stack_signal;
 static struct sigaction stack_action;
 static struct {

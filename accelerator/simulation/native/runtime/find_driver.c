@@ -7,10 +7,13 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "common/fork.h"
 #include "common/same_build.h"
 #include "interface/settings.h"
 
 const struct sim_driver *driver;
+
+RENEWED_LOCK(loading)
 
 /* The driver is missing if a wrapper replaces LD_LIBRARY_PATH instead of adding to it. */
 static void hint_at_replaced_path(void)
@@ -23,7 +26,6 @@ static void hint_at_replaced_path(void)
 
 cudaError_t load_driver(void)
 {
-    static pthread_mutex_t loading = PTHREAD_MUTEX_INITIALIZER;
     pthread_mutex_lock(&loading);
     if (!driver) {
         void *library = dlopen("libcuda.so.1", RTLD_NOW);

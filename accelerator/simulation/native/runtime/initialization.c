@@ -3,6 +3,7 @@
 
 #include <pthread.h>
 
+#include "common/fork.h"
 #include "interface/boundary.h"
 
 /* Marks the process as simulated: simulation.is_simulated() searches for this name. */
@@ -15,7 +16,7 @@ const struct sim_runtime *runtime_table;
 _Atomic bool is_ready_and_plain;
 
 static _Atomic int status = NOT_TRIED; /* a failed initialization stays failed */
-static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+RENEWED_LOCK(lock)
 static int device_count;
 
 _Thread_local int thread_device;

@@ -185,6 +185,17 @@ def test_memory_is_read_while_another_thread_reads_cudas_version() -> None:
     assert evaluate(program) == [0, 0]
 
 
+def test_memory_is_read_after_the_program_has_closed_the_driver() -> None:
+    program = """
+        import _ctypes
+        driver, gpu = ctypes.CDLL("libcuda.so.1"), handles()[0]
+        codes = [driver.cuInit(0), code(n.nvmlDeviceGetMemoryInfo, gpu)]
+        _ctypes.dlclose(driver._handle)
+        report([*codes, code(n.nvmlDeviceGetMemoryInfo, gpu)])
+    """
+    assert evaluate(program) == [0, 0, 0]
+
+
 def test_process_name() -> None:
     program = """
         library, few = ctypes.CDLL("libnvidia-ml.so.1"), ctypes.create_string_buffer(4)

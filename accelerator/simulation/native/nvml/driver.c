@@ -22,15 +22,19 @@ bool nvml_has_driver(void)
 
 struct sim_state *nvml_state(void)
 {
+    static struct sim_state *of_driver;
     if (sim_state_has_file())
         return sim_state_open();
-    struct sim_state *(*state)(void) = NULL;
     pthread_mutex_lock(&loading);
-    void *driver = dlopen(library, RTLD_NOW | RTLD_NOLOAD);
+    void *driver = of_driver ? NULL : dlopen(library, RTLD_NOW | RTLD_NOLOAD);
     if (driver) {
+        struct sim_state *(*state)(void);
         *(void **)&state = dlsym(driver, "accelerator_sim_state");
-        dlclose(driver);
+        of_driver = state ? state() : NULL;
+        if (!of_driver) /* else it stays loaded, because NVML reads its state from now on */
+            dlclose(driver);
     }
+    struct sim_state *found = of_driver;
     pthread_mutex_unlock(&loading);
-    return state ? state() : NULL;
+    return found;
 }

@@ -76,10 +76,15 @@ struct memory_file_name {
     uint64_t inode, id, id_offset;
 };
 
+/* Read once: other threads must not read the environment while the program writes it. */
 static inline int memory_file_node(void)
 {
-    const char *node = getenv(SETTING_NODE);
-    return node ? atoi(node) : 0;
+    static _Atomic int known = -1;
+    if (known < 0) {
+        const char *node = getenv(SETTING_NODE);
+        known = node ? atoi(node) : 0;
+    }
+    return known;
 }
 
 static inline bool memory_file_write_id(const struct memory_file *file, uint64_t id, uint64_t id_offset)

@@ -58,15 +58,21 @@ static void prepare(struct sim_state *state)
     memcpy(state->magic, magic, sizeof magic);
 }
 
-static const char *state_path(void)
+/* Read once: other threads must not read the environment while the program writes it. Not with the configuration, because a
+ * process that has read that may fork one for a test, with a state of its own. */
+static char *own_path;
+static pthread_once_t path_once = PTHREAD_ONCE_INIT;
+
+static void read_path(void)
 {
-    const char *path = getenv(SETTING_STATE);
-    return path && *path ? path : NULL;
+    const char *value = getenv(SETTING_STATE);
+    own_path = value && *value ? strdup(value) : NULL;
 }
 
-bool sim_state_has_file(void)
+const char *sim_state_path(void)
 {
-    return state_path();
+    pthread_once(&path_once, read_path);
+    return own_path;
 }
 
 /* Why the file cannot hold this machine's state, or NULL. */
@@ -125,10 +131,10 @@ static const char *map_locked(int file, struct sim_state **state)
     return problem;
 }
 
-static const char *map_file(const char *path, struct sim_state **state)
+static const char *map_file(struct sim_state **state)
 {
     /* O_NONBLOCK: opening a FIFO must not wait for its other end. */
-    int file = open(path, O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
+    int file = open(sim_state_path(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (file < 0)
         return errno == ELOOP ? "it is a symbolic link" : strerror(errno);
     flock(file, LOCK_EX);
@@ -143,13 +149,13 @@ struct sim_state *sim_state_open(void)
     static bool is_reported;
     const char *problem = NULL;
     pthread_mutex_lock(&opening);
-    if (!opened && state_path()) {
+    if (!opened && sim_state_path()) {
         struct sim_state *state;
-        problem = map_file(state_path(), &state);
+        problem = map_file(&state);
         if (!problem)
             opened = state;
         else if (!is_reported)
-            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s: %s\n", state_path(), problem);
+            fprintf(stderr, "accelerator: the state of the simulated machine cannot be kept in %s: %s\n", sim_state_path(), problem);
         is_reported = problem != NULL;
     } else if (!opened) {
         prepare(&own_state);

@@ -28,8 +28,8 @@ struct sim_usage {
 
 /* ---- state.c ---- */
 
-/* Whether the state is in a file. */
-bool sim_state_has_file(void);
+/* The file of the state, or NULL if there is none. */
+const char *sim_state_path(void);
 
 /* Opens or creates the state, in its file or in this library. Returns NULL, after a line on stderr, if its file cannot be used. */
 struct sim_state *sim_state_open(void);

@@ -3,7 +3,6 @@
 
 #include <pthread.h>
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 #include "api.h"
@@ -27,7 +26,7 @@ static void disable_after_fork(void)
 static void tell_unfired_faults(void)
 {
     char text[4096], *rest = text;
-    if (getenv(SETTING_STATE) || !faults_are_used())
+    if (sim_state_path() || !faults_are_used())
         return;
     faults_describe(used_faults, true, text, sizeof text);
     for (char *line; (line = strsep(&rest, "\n"));)

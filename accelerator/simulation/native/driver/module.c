@@ -8,10 +8,15 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Read once: other threads must not read the environment while the program writes it. */
 static bool is_compute_enabled(void)
 {
-    const char *value = getenv(SETTING_COMPUTE);
-    return value && strcmp(value, "1") == 0;
+    static _Atomic int is_set = -1;
+    if (is_set < 0) {
+        const char *value = getenv(SETTING_COMPUTE);
+        is_set = value && strcmp(value, "1") == 0;
+    }
+    return is_set;
 }
 
 static CUresult load(const char *function, void **module, const void *image)

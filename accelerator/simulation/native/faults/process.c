@@ -3,6 +3,7 @@
 #include "common/config.h"
 #include "common/faults.h"
 #include "common/marked_processes.h"
+#include "common/state.h"
 #include "interface/cuda_errors.h"
 
 struct fault_table *_Atomic used_faults;
@@ -110,7 +111,7 @@ static void kill_node(void)
 {
     enum { MAX_ROUNDS = 50 };
     char mark[4096];
-    const char *state = getenv(SETTING_STATE);
+    const char *state = sim_state_path();
     int length = snprintf(mark, sizeof mark, SETTING_STATE "=%s", state ? state : "");
     if (!state || length >= (int)sizeof mark)
         return;

@@ -23,7 +23,7 @@ bool nvml_has_driver(void)
 struct sim_state *nvml_state(void)
 {
     static struct sim_state *of_driver;
-    if (sim_state_has_file())
+    if (sim_state_path())
         return sim_state_open();
     pthread_mutex_lock(&loading);
     void *driver = of_driver ? NULL : dlopen(library, RTLD_NOW | RTLD_NOLOAD);

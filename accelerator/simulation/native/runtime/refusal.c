@@ -54,10 +54,20 @@ char *demangle(const char *name)
     return function ? function(name, NULL, NULL, &status) : NULL; /* NULL for a name that is not mangled */
 }
 
+/* Read once: other threads must not read the environment while the program writes it. */
+static bool refuses_kernels(void)
+{
+    static _Atomic int is_set = -1;
+    if (is_set < 0) {
+        const char *value = getenv(SETTING_KERNELS);
+        is_set = value && strcmp(value, "refuse") == 0;
+    }
+    return is_set;
+}
+
 const char *refusal_of_launch(bool has_clusters)
 {
-    const char *value = getenv(SETTING_KERNELS);
-    if (value && strcmp(value, "refuse") == 0)
+    if (refuses_kernels())
         return SETTING_KERNELS " refuses kernels that are not torch's own";
     return has_clusters ? "clusters of blocks are not simulated" : NULL;
 }

@@ -215,26 +215,29 @@ static bool find_nearest(uint64_t address, struct sim_kernel_memory *described)
 
 /* Launches. */
 
+/* Read once: other threads must not read the environment while the program writes it. */
+static struct {
+    int threads; /* not above 0: one for each processor */
+    bool fills_with_nan;
+    uint64_t timeout_ms;
+} settings;
+static pthread_once_t settings_once = PTHREAD_ONCE_INIT;
+
+static void read_settings(void)
+{
+    const char *threads = getenv("OMP_NUM_THREADS"), *fill = getenv(SETTING_FILL), *timeout = getenv(SETTING_KERNEL_TIMEOUT);
+    const double seconds = strtod(timeout && *timeout ? timeout : SETTING_KERNEL_TIMEOUT_DEFAULT, NULL);
+    settings.threads = threads ? atoi(threads) : 0;
+    settings.fills_with_nan = fill && strcmp(fill, "nan") == 0;
+    settings.timeout_ms = seconds > 0 ? (uint64_t)(seconds * 1000) : (uint64_t)INT32_MAX;
+}
+
 static uint32_t count_cpus(void)
 {
-    const char *threads = getenv("OMP_NUM_THREADS");
     cpu_set_t set;
-    if (threads && atoi(threads) > 0)
-        return (uint32_t)atoi(threads);
+    if (settings.threads > 0)
+        return (uint32_t)settings.threads;
     return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
-}
-
-static bool fills_with_nan(void)
-{
-    const char *fill = getenv(SETTING_FILL);
-    return fill && strcmp(fill, "nan") == 0;
-}
-
-static uint64_t timeout_ms(void)
-{
-    const char *text = getenv(SETTING_KERNEL_TIMEOUT);
-    double seconds = strtod(text && *text ? text : SETTING_KERNEL_TIMEOUT_DEFAULT, NULL);
-    return seconds > 0 ? (uint64_t)(seconds * 1000) : (uint64_t)INT32_MAX;
 }
 
 struct translated_launch {
@@ -282,6 +285,7 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         return SUCCESS;
     if (has_faults())
         RETURN_IF_ERROR(fail_or_delay(stream));
+    pthread_once(&settings_once, read_settings);
     const struct sim_launch *shape = &launch->shape;
     struct sim_kernel_run request = {
         .kernel = launch->kernel->code,
@@ -289,12 +293,12 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .block = {shape->block[0], shape->block[1], shape->block[2]},
         .dynamic_shared = (uint32_t)shape->shared_memory,
         .is_cooperative = shape->is_cooperative,
-        .fills_with_nan = fills_with_nan(),
+        .fills_with_nan = settings.fills_with_nan,
         .device = stream->device,
         .parameters = launch->parameters,
         .variables = launch->kernel->variables[stream->device],
         .cpu_count = count_cpus(),
-        .timeout_ms = timeout_ms(),
+        .timeout_ms = settings.timeout_ms,
         .timeout_setting = SETTING_KERNEL_TIMEOUT,
         .find_memory = find_accessible,
         .find_nearest = find_nearest,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
+import select
 import shutil
 import subprocess
 import sys
@@ -209,6 +211,29 @@ def test_concurrently_started_processes_share_one_state(tmp_path: Path) -> None:
     finally:
         for user in users:
             user.communicate("")
+
+
+def test_a_signal_does_not_end_the_wait_for_another_process_that_creates_the_state(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    program = """
+        import ctypes, signal
+        signal.signal(signal.SIGALRM, lambda *_: None)  # without SA_RESTART
+        signal.setitimer(signal.ITIMER_REAL, 0.02, 0.02)
+        driver = ctypes.CDLL("libcuda.so.1")
+        print("calls", flush=True)
+        print(driver.cuInit(0), flush=True)
+    """
+    child = {**environment(base=SANITIZERS), "ACCELERATOR_SIM_STATE": str(state)}
+    with open(state, "w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        command = [sys.executable, "-c", textwrap.dedent(program)]
+        with subprocess.Popen(command, env=child, stdout=subprocess.PIPE, text=True, bufsize=1) as process:
+            assert process.stdout
+            assert process.stdout.readline() == "calls\n"
+            returned, _, _ = select.select([process.stdout], [], [], 0.3)
+            fcntl.flock(file, fcntl.LOCK_UN)
+            assert process.stdout.read() == "0\n"
+    assert not returned
 
 
 def test_replaced_library_path_is_reported() -> None:

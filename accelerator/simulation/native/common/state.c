@@ -137,8 +137,11 @@ static const char *map_file(struct sim_state **state)
     int file = open(sim_state_path(), O_RDWR | O_CREAT | O_NOFOLLOW | O_NONBLOCK | O_CLOEXEC, 0666);
     if (file < 0)
         return errno == ELOOP ? "it is a symbolic link" : strerror(errno);
-    flock(file, LOCK_EX);
-    const char *problem = map_locked(file, state);
+    int error;
+    do
+        error = flock(file, LOCK_EX) == 0 ? 0 : errno;
+    while (error == EINTR);
+    const char *problem = error ? strerror(error) : map_locked(file, state);
     flock(file, LOCK_UN);
     close(file);
     return problem;

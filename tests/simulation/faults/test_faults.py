@@ -15,11 +15,13 @@ from accelerator.simulation import _fault_table, _faults
 from accelerator.simulation._fault_table import XIDS
 from tests import support
 from tests.support import simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation import REPOSITORY, linux_only
 from tests.support.simulation_driver import LOST_GPU, needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch]
 
+CLEARED_WHILE_FIRING = Path(__file__).with_name("cleared_while_firing.c")
 PRELUDE = """
 import torch
 import os, sys, time
@@ -480,6 +482,13 @@ def test_the_table_takes_new_faults_for_old_ones(tmp_path: Path) -> None:
     _faults.end(state, 1, is_reset=False)
     _faults.add(state, _fault_table.parse("flip=3,after_ops=9"))
     assert _faults.describe(state).splitlines()[63] == "flip=3,after_ops=9: waits, after 0 ops"
+
+
+def test_a_fault_that_is_cleared_while_it_fires_does_not_stay(tmp_path: Path) -> None:
+    program = compiled(CLEARED_WHILE_FIRING.read_text(), tmp_path / "cleared", "-rdynamic", "-pthread")
+    child = simulated_environment(state=tmp_path / "state", faults=["xid=79,gpu=0"])
+    text = subprocess.run([program], env=child, capture_output=True, text=True, check=True).stdout
+    assert re.fullmatch(r"xid=79,gpu=0: cleared, fired at [0-9:]+ on GPU 0\n", text), text
 
 
 def test_other_files_are_no_machine(tmp_path: Path) -> None:

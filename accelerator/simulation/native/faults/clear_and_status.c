@@ -12,16 +12,29 @@ static bool concerns(const struct fault *fault, int gpu)
     return gpu == FAULT_ANY_GPU || fault->gpu == gpu || (fault->gpu == FAULT_ANY_GPU && fault->state == FAULT_ACTIVE);
 }
 
+static void end_fault(struct fault *fault, int gpu)
+{
+    enum { MOST_WAITS = 5000 };
+    for (int waits = 0; waits < MOST_WAITS;) {
+        int32_t state = fault->state;
+        if (state == FAULT_CLAIMED) { /* another process fires it, unless it was killed there */
+            sleep_until(now() + MILLISECOND);
+            waits++;
+            continue;
+        }
+        if ((state != FAULT_WAITS && state != FAULT_ACTIVE) || !concerns(fault, gpu))
+            return;
+        if (state == FAULT_ACTIVE)
+            fault->ended_at = now();
+        if (atomic_compare_exchange_strong(&fault->state, &state, FAULT_CLEARED))
+            return;
+    }
+}
+
 static void end(struct fault_table *table, int gpu)
 {
-    for (int i = 0; i < SIM_MAX_FAULTS; i++) {
-        struct fault *fault = &table->faults[i];
-        if ((fault->state != FAULT_WAITS && fault->state != FAULT_ACTIVE) || !concerns(fault, gpu))
-            continue;
-        if (fault->state == FAULT_ACTIVE)
-            fault->ended_at = now();
-        fault->state = FAULT_CLEARED;
-    }
+    for (int i = 0; i < SIM_MAX_FAULTS; i++)
+        end_fault(&table->faults[i], gpu);
 }
 
 void faults_clear(struct fault_table *table, int gpu)

@@ -124,6 +124,33 @@ report([data.eventData, code(n.nvmlEventSetWait_v2, events, 20000)])
     assert run(program, child) == [79, 15]
 
 
+def test_a_set_that_is_far_behind_has_the_latest_events_in_their_order() -> None:
+    gpus, kept = 100, 256
+    program = f"""
+        from accelerator import simulation
+        gpus, events = handles(), n.nvmlEventSetCreate()
+        for gpu in gpus:
+            n.nvmlDeviceRegisterEvents(gpu, n.nvmlEventTypeXidCriticalError, events)
+        allocate(1)
+        def post(gpu, xid):
+            simulation.inject_fault(f"xid={{xid}},gpu={{gpu}}")
+            n.nvmlDeviceGetHandleByIndex(gpu)
+        def drain():
+            found = []
+            while not code(lambda: found.append(n.nvmlEventSetWait_v2(events, 0))) and len(found) < 1000:
+                pass
+            return [[n.nvmlDeviceGetIndex(each.device), each.eventData] for each in found]
+        for xid in (63, 64, 92):
+            for gpu in range({gpus}):
+                post(gpu, xid)
+        first = drain()
+        post(7, 92)
+        report([first, drain()])
+    """
+    posted = [[gpu, xid] for xid in (63, 64, 92) for gpu in range(gpus)]
+    assert evaluate(program, gpus) == [posted[-kept:], [[7, 92]]]
+
+
 def smi(child: dict[str, str], *arguments: str) -> Any:
     done = subprocess.run(["nvidia-smi", *arguments], env=child, capture_output=True, text=True, timeout=60, check=False)
     return done.returncode, done.stdout.splitlines()

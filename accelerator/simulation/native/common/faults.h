@@ -50,7 +50,7 @@ struct gpu_health {
 struct fault_table {
     _Atomic int is_used; /* from the first fault on; until then nothing else is read */
     _Atomic uint32_t event_count;
-    _Atomic uint64_t events[SIM_MAX_EVENTS]; /* the GPU in the upper half, the Xid in the lower one; 0 until it is written */
+    _Atomic uint64_t events[SIM_MAX_EVENTS]; /* the number of the event, plus 1, the GPU and the Xid in 32, 16 and 16 bits */
     struct gpu_health gpus[SIM_MAX_GPUS];
     struct fault faults[SIM_MAX_FAULTS];
 };

@@ -20,7 +20,7 @@
 #include "state_layout.h"
 
 static const char magic[8] = "ACCSIM\n";
-enum { VERSION = 2 };
+enum { VERSION = 3 };
 
 static struct sim_state own_state;
 static struct sim_state *opened;

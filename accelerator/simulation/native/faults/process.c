@@ -34,7 +34,8 @@ static bool break_context(int gpu, int error)
 
 static void post_event(struct fault_table *table, int gpu, int xid)
 {
-    table->events[atomic_fetch_add(&table->event_count, 1) % SIM_MAX_EVENTS] = (uint64_t)gpu << 32 | (unsigned)xid;
+    const uint32_t number = atomic_fetch_add(&table->event_count, 1);
+    table->events[number % SIM_MAX_EVENTS] = (uint64_t)(number + 1) << 32 | (uint64_t)gpu << 16 | (unsigned)xid;
 }
 
 /* What the driver writes to the kernel's log, and the event that NVML reports. */

@@ -216,10 +216,16 @@ static bool take_event(struct event_set *set, struct event_data *event)
 {
     struct fault_table *table = used_faults;
     while (table && set->next != table->event_count) {
+        const uint32_t count = table->event_count;
+        if (count - set->next > SIM_MAX_EVENTS)
+            set->next = count - SIM_MAX_EVENTS; /* the earlier ones are overwritten */
         const uint64_t found = table->events[set->next % SIM_MAX_EVENTS];
-        const int gpu = (int)(found >> 32), xid = (int)(found & UINT32_MAX);
-        if (found == 0) /* it is written just now */
+        const int gpu = (int)(found >> 16 & UINT16_MAX), xid = (int)(found & UINT16_MAX);
+        const int32_t ahead = (int32_t)((uint32_t)(found >> 32) - 1 - set->next);
+        if (ahead < 0) /* the event is written just now */
             return false;
+        if (ahead > 0) /* it was overwritten just now, and the count is higher */
+            continue;
         set->next++;
         const unsigned long long type = set->types[gpu] & XID_EVENT ? XID_EVENT
                                         : xid == DOUBLE_BIT_XID     ? DOUBLE_BIT_EVENT

@@ -491,6 +491,18 @@ def test_a_fault_that_is_cleared_while_it_fires_does_not_stay(tmp_path: Path) ->
     assert re.fullmatch(r"xid=79,gpu=0: cleared, fired at [0-9:]+ on GPU 0\n", text), text
 
 
+def test_a_process_outside_keeps_no_mapping_of_a_machine(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    output("print()", state=state)
+    for _ in range(3):
+        _faults.add(state, _fault_table.parse("xid=92,gpu=0"))
+        _faults.end(state, 0, is_reset=False)
+        _faults.describe(state)
+        with pytest.raises(RuntimeError, match="the machine has no such GPU"):
+            _faults.end(state, 5, is_reset=False)
+    assert str(state) not in Path("/proc/self/maps").read_text(encoding="utf-8")
+
+
 def test_other_files_are_no_machine(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with pytest.raises(RuntimeError, match="No such file"):

@@ -187,6 +187,11 @@ const char *sim_state_attach(const char *path, struct sim_state **state)
     return problem;
 }
 
+void sim_state_detach(struct sim_state *state)
+{
+    munmap(state, sizeof *state);
+}
+
 int sim_state_gpu_count(const struct sim_state *state)
 {
     return state->machine.gpu_count;

@@ -36,6 +36,7 @@ struct sim_state *sim_state_open(void);
 
 /* Opens the state of a machine that runs, for a process outside. Returns a problem, or NULL. */
 const char *sim_state_attach(const char *path, struct sim_state **state);
+void sim_state_detach(struct sim_state *state);
 
 struct fault_table *sim_state_faults(struct sim_state *state);
 int sim_state_gpu_count(const struct sim_state *state);

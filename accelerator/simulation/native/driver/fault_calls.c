@@ -12,21 +12,34 @@ static const char *find_machine(const char *path, struct sim_state **state)
     return *state ? NULL : "the state of the machine cannot be opened";
 }
 
+static void leave_machine(const char *path, struct sim_state *state)
+{
+    if (path)
+        sim_state_detach(state);
+}
+
 SIM_EXPORT const char *accelerator_sim_faults_add(const char *path, const char *rows, int node)
 {
     struct sim_state *state;
     const char *problem = find_machine(path, &state);
-    return problem ? problem : faults_add(sim_state_faults(state), rows, path ? node : sim_config()->node, sim_state_gpu_count(state));
+    if (problem)
+        return problem;
+    problem = faults_add(sim_state_faults(state), rows, path ? node : sim_config()->node, sim_state_gpu_count(state));
+    leave_machine(path, state);
+    return problem;
 }
 
 SIM_EXPORT const char *accelerator_sim_faults_end(const char *path, int gpu, int is_reset)
 {
     struct sim_state *state;
     const char *problem = find_machine(path, &state);
-    if (!problem && gpu >= sim_state_gpu_count(state))
+    if (problem)
+        return problem;
+    if (gpu >= sim_state_gpu_count(state))
         problem = "the machine has no such GPU";
-    if (!problem)
+    else
         (is_reset ? faults_reset : faults_clear)(sim_state_faults(state), gpu);
+    leave_machine(path, state);
     return problem;
 }
 
@@ -34,7 +47,9 @@ SIM_EXPORT const char *accelerator_sim_faults_describe(const char *path, int onl
 {
     struct sim_state *state;
     const char *problem = find_machine(path, &state);
-    if (!problem)
-        faults_describe(sim_state_faults(state), only_unfired, text, size);
-    return problem;
+    if (problem)
+        return problem;
+    faults_describe(sim_state_faults(state), only_unfired, text, size);
+    leave_machine(path, state);
+    return NULL;
 }

@@ -56,8 +56,12 @@ def call():
 
 @pytest.mark.parametrize(
     ("program", "has_state"),
-    [(NVML, False), (NVML, True), (f"allocate(1)\n{NVML}", False), (CUDA, False)],
-    ids=["NVML alone", "NVML with a state", "NVML beside CUDA", "CUDA"],
+    [
+        pytest.param(NVML, False, id="NVML alone"),
+        pytest.param(NVML, True, id="NVML with a state"),
+        pytest.param(f"allocate(1)\n{NVML}", False, id="NVML beside CUDA"),
+        pytest.param(CUDA, False, id="CUDA", marks=pytest.mark.slow),  # translates a kernel
+    ],
 )
 def test_variables_are_read_once(tmp_path: Path, program: str, has_state: bool) -> None:
     recorder = compiled(SOURCE.read_text(), tmp_path / "recorder.so", "-shared", "-fPIC")

@@ -28,10 +28,9 @@ static void disable_after_fork(void)
     accelerator_simulation_needs_checks++; /* for ever: kernels that allocate nothing call no function of this library */
 }
 
-static cudaError_t initialize(void)
+static cudaError_t initialize(cudaError_t error)
 {
     int version;
-    cudaError_t error = load_driver();
     if (error == SUCCESS)
         error = driver->cuDriverGetVersion(&version);
     if (error == SUCCESS && version / 1000 < CUDART)
@@ -53,9 +52,10 @@ static cudaError_t initialize(void)
 cudaError_t enter_slowly(const char *function)
 {
     if (status == NOT_TRIED) {
+        cudaError_t loaded = load_driver(); /* before the lock: see there */
         pthread_mutex_lock(&lock);
         if (status == NOT_TRIED)
-            status = initialize();
+            status = initialize(loaded);
         pthread_mutex_unlock(&lock);
     }
     if (status != SUCCESS)

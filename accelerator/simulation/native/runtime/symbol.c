@@ -17,7 +17,11 @@ struct symbol {
 };
 
 static struct symbol *symbols;
-RENEWED_LOCK(lock) /* a forked child may load libraries, which register symbols */
+RENEWED_LOCK(lock) /* of the list: a forked child may load libraries, which register symbols */
+
+/* Guards copies. Translation has the loader load a library, and the constructor of another one, for which the loader waits, may
+ * register symbols: so this is not the lock of the list. */
+static pthread_mutex_t copies_lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void add_symbol(const struct symbol *added)
 {
@@ -29,6 +33,15 @@ static void add_symbol(const struct symbol *added)
     symbol->next = symbols;
     symbols = symbol;
     pthread_mutex_unlock(&lock);
+}
+
+/* Symbols are added before the first one, and stay: the rest of the list needs no lock. */
+static struct symbol *first_symbol(void)
+{
+    pthread_mutex_lock(&lock);
+    struct symbol *first = symbols;
+    pthread_mutex_unlock(&lock);
+    return first;
 }
 
 EXPORT void __cudaRegisterVar(void **handle, char *host_variable, char *device_address, const char *name, int external,
@@ -56,7 +69,7 @@ static cudaError_t allocate(struct symbol *symbol, int device)
     return error;
 }
 
-/* Finds a symbol's memory on a device, which it gets now if it has none. The caller holds the lock. */
+/* Finds a symbol's memory on a device, which it gets now if it has none. The caller holds the copies' lock. */
 static cudaError_t find_copy(struct symbol *symbol, int device)
 {
     size_t size;
@@ -77,19 +90,19 @@ static cudaError_t find_copy(struct symbol *symbol, int device)
 
 static cudaError_t find_or_allocate(void **address, size_t *size, const void *host_variable, int device)
 {
-    cudaError_t error = SUCCESS;
-    pthread_mutex_lock(&lock);
-    struct symbol *symbol = symbols;
+    struct symbol *symbol = first_symbol();
     while (symbol && (symbol->host_variable != host_variable || (symbol->image && symbol->image->is_gone)))
         symbol = symbol->next;
-    if (symbol)
-        error = find_copy(symbol, device);
-    if (symbol && error == SUCCESS) {
+    if (!symbol)
+        return ERROR_INVALID_SYMBOL;
+    pthread_mutex_lock(&copies_lock);
+    cudaError_t error = find_copy(symbol, device);
+    if (error == SUCCESS) {
         *address = symbol->copies[device];
         *size = symbol->size;
     }
-    pthread_mutex_unlock(&lock);
-    return symbol ? error : ERROR_INVALID_SYMBOL;
+    pthread_mutex_unlock(&copies_lock);
+    return error;
 }
 
 /* Programs call this before their host code first uses a managed variable. */
@@ -98,11 +111,11 @@ EXPORT char __cudaInitModule(void **handle)
     struct sim_device *device;
     if (enter_context(__func__, &device) != SUCCESS)
         return 0;
-    pthread_mutex_lock(&lock);
-    for (struct symbol *symbol = symbols; symbol; symbol = symbol->next)
+    pthread_mutex_lock(&copies_lock);
+    for (struct symbol *symbol = first_symbol(); symbol; symbol = symbol->next)
         if (symbol->image == (struct image *)handle && symbol->managed)
             find_copy(symbol, device->ordinal);
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&copies_lock);
     return 1;
 }
 

@@ -1,4 +1,4 @@
-"""Programs in C that use kernels while other threads, limits of the system or forked processes disturb them."""
+"""Programs in C that use kernels while other threads, forks or limits of the system disturb them."""
 
 from __future__ import annotations
 
@@ -18,18 +18,28 @@ SOURCE = Path(__file__).with_name("launches.c").read_text()
 
 @pytest.fixture(scope="module")
 def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return compiled(SOURCE, tmp_path_factory.mktemp("launches") / "launches", "-rdynamic", "-pthread")
+    (runtime,) = (path for path in simulated_environment()["LD_PRELOAD"].split(":") if path.endswith("libcudart.so.13"))
+    flags = ("-Wall", "-rdynamic", "-pthread", "-Wl,--no-as-needed", runtime)
+    return compiled(SOURCE, tmp_path_factory.mktemp("launches") / "launches", *flags)
 
 
-def run(program: Path, *arguments: object, variables: dict[str, str] | None = None) -> None:
-    command = [program, *map(str, arguments)]
-    done = subprocess.run(
-        command, env=simulated_environment(variables, gpus=1), capture_output=True, text=True, check=False, timeout=100
-    )
+def run(program: Path, *arguments: str | Path, variables: dict[str, str] | None = None) -> None:
+    environment = simulated_environment(variables, gpus=2)
+    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
 
 
-@pytest.mark.parametrize("name", ["register", "initialize"])
-def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, name: str) -> None:
+@pytest.mark.parametrize("use", ["a variable", pytest.param("initialization", marks=pytest.mark.slow)])
+def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, use: str) -> None:
     library = compiled(SOURCE, tmp_path / "library.so", "-DLIBRARY", "-shared", "-fPIC")
-    run(program, name, library)
+    run(program, f"{use} beside a constructor", library)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a deadline",
+    ],
+)
+def test_a_program(program: Path, name: str) -> None:
+    run(program, name)

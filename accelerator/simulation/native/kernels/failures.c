@@ -57,6 +57,7 @@ void fail_kernel(struct worker *worker, enum kernel_error error, const char *for
     va_start(arguments, format);
     vsnprintf(message + length, sizeof message - (size_t)length, format, arguments);
     va_end(arguments);
+    begin_uninterrupted(worker); /* until the worker has escaped: note() holds a lock */
     note(running(worker)->run, error, message);
     escape(worker);
 }

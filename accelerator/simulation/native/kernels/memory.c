@@ -52,9 +52,10 @@ void release(struct worker *worker, u64 address)
         fail_kernel(worker, KERNEL_ILLEGAL_ADDRESS, "it frees %#llx, which malloc has not returned", (unsigned long long)address);
 }
 
-static bool find_in_heap(u64 address, struct span *span)
+static bool find_in_heap(struct worker *worker, u64 address, struct span *span)
 {
     bool is_found = false;
+    begin_uninterrupted(worker);
     pthread_mutex_lock(&heap_lock);
     for (size_t i = 0; i < heap_count && !is_found; i++)
         if (address - heap[i].low < heap[i].size) {
@@ -62,6 +63,7 @@ static bool find_in_heap(u64 address, struct span *span)
             is_found = true;
         }
     pthread_mutex_unlock(&heap_lock);
+    end_uninterrupted(worker);
     return is_found;
 }
 
@@ -98,7 +100,7 @@ static bool find_global(struct worker *worker, u64 address, struct span *span)
     bool is_found = me->run->request->find_memory(me->run->request->device, address, &memory);
     end_uninterrupted(worker);
     if (!is_found)
-        return find_in_heap(address, span);
+        return find_in_heap(worker, address, span);
     *span = (struct span){memory.low, memory.size};
     me->recent[me->recent_count < RECENT_SPANS ? me->recent_count++ : address / 4096 % RECENT_SPANS] = *span;
     return true;

@@ -198,7 +198,7 @@ struct residents {
     u32 count, capacity;
 };
 
-static bool begin_next_block(struct running_worker *worker, struct residents *residents, struct block *reused)
+static bool add_next_block(struct running_worker *worker, struct residents *residents, struct block *reused)
 {
     struct run *run = worker->run;
     if (residents->count == residents->capacity) {
@@ -221,6 +221,14 @@ static bool begin_next_block(struct running_worker *worker, struct residents *re
     begin_block(block, number);
     residents->blocks[residents->count++] = block;
     return true;
+}
+
+static bool begin_next_block(struct running_worker *worker, struct residents *residents, struct block *reused)
+{
+    begin_uninterrupted(&worker->worker);
+    bool is_added = add_next_block(worker, residents, reused);
+    end_uninterrupted(&worker->worker);
+    return is_added;
 }
 
 /* Runs blocks whose threads may wait for those of other blocks: a block in which threads only poll makes way for the others,
@@ -263,11 +271,15 @@ static void run_worker(struct running_worker *worker)
     if (sigsetjmp(worker->escape, 0) == 0) {
         if (run->kernel->mode != MODE_BLOCK) {
             run_interleaved_blocks(worker, &residents);
-        } else if ((whole = make_block(worker))) {
-            run_whole_blocks(worker, whole);
+        } else {
+            begin_uninterrupted(&worker->worker);
+            whole = make_block(worker);
+            end_uninterrupted(&worker->worker);
+            if (whole)
+                run_whole_blocks(worker, whole);
+            else
+                note_failure(run, KERNEL_FAILED, "the host has no memory for a block of the kernel");
         }
-        if (run->kernel->mode == MODE_BLOCK && !whole)
-            note_failure(run, KERNEL_FAILED, "the host has no memory for a block of the kernel");
     }
     leave_worker(worker);
     if (whole)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import signal
 import textwrap
 
 import pytest
@@ -173,3 +174,61 @@ SILENT = {
 @pytest.mark.parametrize("name", SILENT)
 def test_programs_without_a_race_report_nothing(name: str) -> None:
     assert races(SILENT[name]) == []
+
+
+SPINNING = """
+import faulthandler, threading, time
+
+spin, host = Binary(SPIN).kernel("spin"), torch.zeros(n).pin_memory()
+
+def run_spin(seconds):
+    with torch.cuda.stream(side):
+        assert spin(1, 1, ctypes.c_uint64(int(seconds * 1e9))) == 0
+
+def start_spin():
+    thread = threading.Thread(target=run_spin, args=(0.4,))
+    thread.start()
+    time.sleep(0.1)
+    return thread
+
+run_spin(0)
+"""
+
+
+def run_until_it_crashes(program: str, **options: object) -> str:
+    """Return what a program prints before it accesses no memory, which faulthandler reports once."""
+    program = START + SPINNING + textwrap.dedent(program) + "ctypes.string_at(1)"
+    done = python(program, simulated_environment(gpus=1, **options), timeout=60)
+    assert done.returncode == -signal.SIGSEGV, done.stderr
+    assert done.stderr.count("Fatal Python error: Segmentation fault") == 1, done.stderr
+    return done.stdout
+
+
+def test_race_detection_sets_its_handler_while_a_kernel_runs() -> None:
+    program = """
+        def copy_beside_spin():
+            thread = start_spin()
+            host.copy_(x, non_blocking=True)
+            thread.join()
+
+        faulthandler.enable()
+        copy_beside_spin()
+        host[0].item()
+        print([race.second.partition(":")[0] for race in simulation.races()], flush=True)
+        torch.cuda.synchronize()
+        copy_beside_spin()
+        torch.cuda.synchronize()
+        """
+    assert run_until_it_crashes(program, races="report") == "['the host reads byte 0 of it']\n"
+
+
+@pytest.mark.slow
+def test_a_program_sets_its_handler_while_a_kernel_runs() -> None:
+    program = """
+        faulthandler.disable()
+        thread = start_spin()
+        faulthandler.enable()
+        thread.join()
+        start_spin()
+        """
+    run_until_it_crashes(program)

@@ -253,3 +253,19 @@ WAIT:
 }
 """
 )
+
+# spin(unsigned long long duration): runs for so many nanoseconds.
+SPIN = (
+    HEADER
+    + """
+.visible .entry spin(.param .u64 duration)
+{
+    .reg .pred %p; .reg .b64 %d, %e, %t;
+    ld.param.u64 %d, [duration]; mov.u64 %t, %globaltimer; add.u64 %e, %t, %d;
+LOOP:
+    mov.u64 %t, %globaltimer; setp.lt.u64 %p, %t, %e;
+    @%p bra LOOP;
+    ret;
+}
+"""
+)

@@ -16,6 +16,7 @@
 #include "interface/kernel_runs.h"
 #include "interface/nvml_types.h"
 #include "interface/pending.h"
+#include "interface/processor_signals.h"
 #include "interface/race_hooks.h"
 #endif
 

@@ -8,6 +8,7 @@
 #include <string.h>
 #include <time.h>
 
+#include "interface/processor_signals.h"
 #include "library.h"
 
 /* The worker that this thread of the CPU is, or NULL. */
@@ -78,7 +79,8 @@ void end_uninterrupted(struct worker *worker)
 enum { SIGNALS = 3 };
 static const int numbers[SIGNALS] = {SIGSEGV, SIGBUS, SIGFPE};
 static struct sigaction previous[SIGNALS];
-static u32 running_count; /* guarded by the lock */
+static u32 running_count; /* guarded by the lock, as what is set */
+static _Thread_local bool is_handing_on;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void hand_on(int number, siginfo_t *info, void *context)
@@ -102,8 +104,14 @@ static void on_signal(int number, siginfo_t *info, void *context)
     int saved = errno;
     bool is_watchdogs = number == SIGSEGV && info->si_code == SI_TKILL;
     if (!worker) {
-        if (!is_watchdogs)
+        if (!is_watchdogs) {
+            is_handing_on = true;
             hand_on(number, info, context);
+            is_handing_on = false;
+        } else if (is_handing_on) {
+            /* A handler that was set while kernels ran, such as faulthandler's, restores this one and raises the signal. */
+            signal(number, SIG_DFL);
+        }
         errno = saved;
         return;
     }
@@ -121,24 +129,55 @@ static void on_signal(int number, siginfo_t *info, void *context)
          number == SIGSEGV ? "SIGSEGV" : number == SIGBUS ? "SIGBUS" : "SIGFPE", info->si_addr);
 }
 
+static bool is_own(const struct sigaction *action)
+{
+    return action->sa_flags & SA_SIGINFO && action->sa_sigaction == on_signal;
+}
+
 void begin_faults(void)
 {
     pthread_mutex_lock(&lock);
     if (running_count++ == 0) {
-        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
-        for (u32 i = 0; i < SIGNALS; i++)
-            sigaction(numbers[i], &action, &previous[i]);
+        struct sigaction action = {.sa_sigaction = on_signal, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER}, found;
+        for (u32 i = 0; i < SIGNALS; i++) {
+            sigaction(numbers[i], &action, &found);
+            if (!is_own(&found))
+                previous[i] = found;
+        }
     }
     pthread_mutex_unlock(&lock);
 }
 
 void end_faults(void)
 {
+    struct sigaction found;
     pthread_mutex_lock(&lock);
     if (--running_count == 0)
         for (u32 i = 0; i < SIGNALS; i++)
-            sigaction(numbers[i], &previous[i], NULL);
+            if (sigaction(numbers[i], NULL, &found) == 0 && is_own(&found)) /* else the program has set another one */
+                sigaction(numbers[i], &previous[i], NULL);
     pthread_mutex_unlock(&lock);
+}
+
+bool sim_set_handler(int number, const struct sigaction *action, struct sigaction *replaced)
+{
+    struct sigaction found, *next = NULL;
+    pthread_mutex_lock(&lock);
+    sigaction(number, NULL, &found);
+    for (u32 i = 0; i < SIGNALS && is_own(&found); i++)
+        if (numbers[i] == number)
+            next = &previous[i];
+    if (next)
+        found = *next;
+    const bool is_new = found.sa_sigaction != action->sa_sigaction;
+    if (is_new)
+        *replaced = found;
+    if (is_new && next)
+        *next = *action;
+    else if (is_new)
+        sigaction(number, action, NULL);
+    pthread_mutex_unlock(&lock);
+    return is_new;
 }
 
 void enter_worker(struct running_worker *worker)

@@ -11,6 +11,8 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "interface/processor_signals.h"
+
 enum { PAGE = 4096, TRAP_FLAG = 0x100, WRITE_FAULT = 2, FILL = 0xff };
 
 struct guard {
@@ -177,17 +179,12 @@ static void handle_trap(int number, siginfo_t *info, void *opaque)
     pthread_mutex_unlock(&race_lock);
 }
 
-/* Other code may have set a handler since, such as pytest's faulthandler; this one must be first. */
+/* Other code may have set a handler since, such as pytest's faulthandler; this one must be first of all but that of kernels. */
 static void install(int number, void (*handler)(int, siginfo_t *, void *), struct sigaction *previous)
 {
-    struct sigaction current;
-    sigaction(number, NULL, &current);
-    if (current.sa_sigaction == handler)
-        return;
-    *previous = current;
-    struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
-    sigaction(number, &action, NULL);
-    has_passed_on = false;
+    const struct sigaction action = {.sa_sigaction = handler, .sa_flags = SA_SIGINFO | SA_ONSTACK | SA_NODEFER};
+    if (sim_set_handler(number, &action, previous))
+        has_passed_on = false;
 }
 
 /* ---- Guards. Called with the lock held. ---- */

@@ -43,3 +43,9 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
 )
 def test_a_program(program: Path, name: str) -> None:
     run(program, name)
+
+
+@pytest.mark.slow
+def test_a_process_is_forked_while_the_translator_starts(program: Path, tmp_path: Path) -> None:
+    (tmp_path / "cache").mkdir(mode=0o755)
+    run(program, "a fork", variables={"ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path / "cache")})

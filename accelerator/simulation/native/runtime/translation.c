@@ -138,10 +138,11 @@ static pid_t start(const char *kernel, const char *target, int request, int outp
     return process;
 }
 
-/* Reads until the end; keeps what comes last. */
+/* Reads from the beginning to the end; keeps what comes last. */
 static void read_output(int file, char *text, size_t size)
 {
     size_t length = 0;
+    lseek(file, 0, SEEK_SET);
     for (;;) {
         ssize_t count = read(file, text + length, size - 1 - length);
         if (count < 0 && errno == EINTR)
@@ -159,25 +160,25 @@ static void read_output(int file, char *text, size_t size)
     text[length] = '\0';
 }
 
-/* Returns why there is no translation now, or NULL. */
+/* Returns why there is no translation now, or NULL. The output goes to a file: the end of a pipe would come only when all
+ * processes have closed it that other threads have forked meanwhile. */
 static char *run_translator(const struct program *program, const char *kernel, const char *target)
 {
     enum { REFUSED = 3 }; /* of _ptx/translate.py */
     char text[4096] = "";
-    int request = write_request(program), output[2], status = -1;
-    if (request < 0 || pipe2(output, O_CLOEXEC) != 0) {
+    int request = write_request(program), output = request < 0 ? -1 : memfd_create("output", MFD_CLOEXEC), status = -1;
+    if (output < 0) {
         if (request >= 0)
             close(request);
         return strdup("the host has no memory or file to translate it");
     }
-    pid_t process = start(kernel, target, request, output[1]);
-    close(output[1]);
+    pid_t process = start(kernel, target, request, output);
     close(request);
-    if (process > 0)
-        read_output(output[0], text, sizeof text);
-    close(output[0]);
     while (process > 0 && waitpid(process, &status, 0) < 0 && errno == EINTR)
         ;
+    if (process > 0)
+        read_output(output, text, sizeof text);
+    close(output);
     if (process < 0) {
         const char *python = getenv(SETTING_PYTHON);
         snprintf(text, sizeof text, "Python, which translates it, does not start: %s",

@@ -39,6 +39,7 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
     "name",
     [
         "a deadline",
+        "the end of a capture",
     ],
 )
 def test_a_program(program: Path, name: str) -> None:

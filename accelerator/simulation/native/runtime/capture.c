@@ -240,20 +240,20 @@ bool capture_work(struct stream *stream, const struct work *work, cudaError_t *e
     return capture != NULL;
 }
 
-cudaError_t capture_event(struct stream *stream, struct event *event)
+bool capture_event(struct stream *stream, struct event *event, cudaError_t *error)
 {
     pthread_mutex_lock(&lock);
     struct capture *capture = stream->capture;
-    cudaError_t error = capture && capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
-    if (capture && error == SUCCESS) {
+    *error = capture && capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
+    if (capture && *error == SUCCESS) {
         event->capture_id = capture->id;
         event->known = copy_work(capture, stream->known, stream->known->stream_count);
-        error = event->known ? SUCCESS : ERROR_OUT_OF_MEMORY;
+        *error = event->known ? SUCCESS : ERROR_OUT_OF_MEMORY;
     }
     pthread_mutex_unlock(&lock);
-    if (error == SUCCESS)
+    if (capture && *error == SUCCESS)
         IF_RACES(race_hooks->at_record(&stream->races, &event->races));
-    return error;
+    return capture != NULL;
 }
 
 /* Records that `stream` waits for the work before the event. */
@@ -273,10 +273,10 @@ static cudaError_t join(struct capture *capture, struct stream *stream, const st
     return SUCCESS;
 }
 
-static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
+static cudaError_t wait_in_capture(struct stream *stream, struct event *event, uint64_t capture_id)
 {
-    struct capture *capture = stream->capture, *source = find_capture(event->capture_id);
-    if (!source && event->capture_id != 0)
+    struct capture *capture = stream->capture, *source = find_capture(capture_id);
+    if (!source && capture_id != 0)
         return ERROR_CAPTURED_EVENT; /* the event's capture has ended */
     if (capture && capture->status == INVALIDATED)
         return ERROR_STREAM_CAPTURE_INVALIDATED;
@@ -298,14 +298,16 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event)
     return join(source, stream, event->known);
 }
 
-cudaError_t capture_wait(struct stream *stream, struct event *event)
+bool capture_wait(struct stream *stream, struct event *event, cudaError_t *error)
 {
     pthread_mutex_lock(&lock);
-    cudaError_t error = wait_in_capture(stream, event);
+    const uint64_t capture_id = event->capture_id; /* read once: another thread may record the event */
+    const bool is_captured = stream->capture || capture_id != 0;
+    *error = is_captured ? wait_in_capture(stream, event, capture_id) : SUCCESS;
     pthread_mutex_unlock(&lock);
-    if (error == SUCCESS)
+    if (is_captured && *error == SUCCESS)
         IF_RACES(race_hooks->at_wait(&stream->races, &event->races));
-    return error;
+    return is_captured;
 }
 
 cudaError_t refuse_captured_event(const struct event *event)

@@ -50,8 +50,9 @@ EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, u
     struct event *event = find_event(handle);
     if (!event || event->device != stream->device)
         return fail(ERROR_INVALID_HANDLE);
-    if (stream->capture && !(flags & EXTERNAL))
-        return finish(capture_event(stream, event));
+    cudaError_t error;
+    if (stream->capture && !(flags & EXTERNAL) && capture_event(stream, event, &error))
+        return finish(error);
     event->capture_id = 0;
     return finish(submit(stream, &(struct work){.type = &recording, .event = event}));
 }
@@ -71,8 +72,9 @@ EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigne
     struct event *event = find_event(event_handle);
     if (!event)
         return fail(ERROR_INVALID_HANDLE);
-    if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0))
-        return finish(capture_wait(stream, event));
+    cudaError_t error;
+    if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0) && capture_wait(stream, event, &error))
+        return finish(error);
     return finish(submit(stream, &(struct work){.type = &waiting, .event = event}));
 }
 

@@ -267,10 +267,11 @@ void release_object(struct user_object *object, int count);
 
 /* capture.c */
 cudaError_t forbid_if_capturing(void);
-/* Returns false if the stream does not capture any more: another thread has just ended the capture. */
+/* Return false if the stream does not capture any more, or nothing captured the event: another thread has just ended the capture,
+ * or recorded the event. */
 bool capture_work(struct stream *stream, const struct work *work, cudaError_t *error);
-cudaError_t capture_event(struct stream *stream, struct event *event);
-cudaError_t capture_wait(struct stream *stream, struct event *event);
+bool capture_event(struct stream *stream, struct event *event, cudaError_t *error);
+bool capture_wait(struct stream *stream, struct event *event, cudaError_t *error);
 /* The host cannot query or wait for captured work. If the event or stream is captured, these functions invalidate the
  * capture and return an error. */
 cudaError_t refuse_captured_event(const struct event *event);

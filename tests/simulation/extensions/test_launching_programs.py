@@ -40,6 +40,8 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
     [
         "a deadline",
         "the end of a capture",
+        "a launch without files",
+        "a variable without files",
     ],
 )
 def test_a_program(program: Path, name: str) -> None:

@@ -26,7 +26,7 @@ struct translated {
     struct program *program;
     char *name, *readable; /* the second one without mangling, once it is needed */
     pthread_mutex_t lock; /* held while it is translated */
-    bool is_tried;
+    bool is_tried;                  /* with a result that stays */
     bool is_reported;               /* that it cannot run */
     atomic_bool is_launch_reported; /* that a launch was wrong */
     char *problem;                  /* why it cannot run, or NULL */
@@ -64,8 +64,8 @@ struct program *find_program(struct image *image, int architecture);
 void add_to_key(uint64_t key[2], const void *data, size_t size);
 
 /* translation.c. Returns a loaded library: of one kernel, or of the program's variables if the name is empty. If that is
- * impossible, returns NULL and says why. */
-void *load_translation(const struct program *program, const char *kernel, char **problem);
+ * impossible, returns NULL and says why, and whether it stays so: another call may have the file or memory that this one lacks. */
+void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final);
 
 /* translated.c */
 struct translated *find_translated(struct image *image, const char *name, int architecture); /* NULL without memory */

@@ -34,43 +34,56 @@ struct translated *find_translated(struct image *image, const char *name, int ar
     return kernel;
 }
 
-static void try_to_translate(struct translated *kernel)
+/* Returns why it cannot run, or NULL, and whether that stays so. */
+static char *try_to_translate(struct translated *kernel, bool *is_final)
 {
-    if (kernel->program->problem) {
-        kernel->problem = strdup(kernel->program->problem);
-        return;
-    }
-    void *library = load_translation(kernel->program, kernel->name, &kernel->problem);
+    char *problem = NULL;
+    *is_final = true;
+    if (kernel->program->problem)
+        return strdup(kernel->program->problem);
+    void *library = load_translation(kernel->program, kernel->name, &problem, is_final);
     if (!library)
-        return;
+        return problem;
     kernel->code = dlsym(library, KERNEL_SYMBOL);
     if (!kernel->code || !sim_kernel_connect(kernel->code, &kernel->facts))
-        kernel->problem = strdup("another version has translated it");
-    else if (kernel->facts.uses_clusters)
-        kernel->problem = strdup("it uses clusters of blocks, which are not simulated");
+        return strdup("another version has translated it");
+    return kernel->facts.uses_clusters ? strdup("it uses clusters of blocks, which are not simulated") : NULL;
 }
 
 cudaError_t translate(struct translated *kernel)
 {
     pthread_mutex_lock(&kernel->lock);
     if (!kernel->is_tried) {
-        try_to_translate(kernel);
-        kernel->is_tried = true;
+        char *problem = try_to_translate(kernel, &kernel->is_tried);
+        if (problem && kernel->problem && strcmp(problem, kernel->problem) == 0)
+            free(problem);
+        else
+            kernel->problem = problem; /* another thread may still report the previous one, which therefore stays */
     }
+    const bool is_ready = kernel->problem == NULL;
     pthread_mutex_unlock(&kernel->lock);
-    return kernel->problem ? ERROR_NOT_SUPPORTED : SUCCESS;
+    return is_ready ? SUCCESS : ERROR_NOT_SUPPORTED;
 }
 
 /* Variables. The caller of these three functions holds the program's lock. */
 
-static const char *load_table(struct program *program)
+/* Returns ERROR_NOT_SUPPORTED with a problem that stays, or ERROR_OUT_OF_MEMORY. */
+static cudaError_t load_table(struct program *program, const char **problem)
 {
     if (!program->has_table) {
-        program->has_table = true;
-        void *library = load_translation(program, "", &program->table_problem);
+        char *found = NULL;
+        void *library = load_translation(program, "", &found, &program->has_table);
+        if (!program->has_table) {
+            free(found);
+            return ERROR_OUT_OF_MEMORY;
+        }
+        program->table_problem = found;
         program->table = library ? dlsym(library, TABLE_SYMBOL) : NULL;
     }
-    return program->table ? NULL : program->table_problem ? program->table_problem : "its variables cannot be loaded";
+    if (program->table)
+        return SUCCESS;
+    *problem = program->table_problem ? program->table_problem : "its variables cannot be loaded";
+    return ERROR_NOT_SUPPORTED;
 }
 
 static bool has_name(const struct sim_program_variable *variable, const char *name)
@@ -118,11 +131,12 @@ static char *address_of(struct program *program, int device, size_t number)
 cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size)
 {
     struct program *program = find_program(image, device->major * 10 + device->minor);
-    cudaError_t error = ERROR_NOT_SUPPORTED;
+    const char *problem;
     if (!program || program->problem)
-        return error;
+        return ERROR_NOT_SUPPORTED;
     pthread_mutex_lock(&program->lock);
-    if (!load_table(program)) {
+    cudaError_t error = load_table(program, &problem);
+    if (error == SUCCESS) {
         size_t number = 0;
         while (program->table[number].name && !has_name(&program->table[number], name))
             number++;
@@ -141,6 +155,7 @@ cudaError_t find_variable(struct image *image, const char *name, const struct si
 static cudaError_t find_variables(struct translated *kernel, int device)
 {
     struct program *program = kernel->program;
+    const char *problem = NULL;
     cudaError_t error = SUCCESS;
     if (kernel->variables[device])
         return SUCCESS;
@@ -148,7 +163,8 @@ static cudaError_t find_variables(struct translated *kernel, int device)
     if (!found)
         return ERROR_OUT_OF_MEMORY;
     pthread_mutex_lock(&program->lock);
-    const char *problem = kernel->facts.variable_count ? load_table(program) : NULL;
+    if (kernel->facts.variable_count)
+        error = load_table(program, &problem);
     for (uint32_t i = 0; i < kernel->facts.variable_count && !problem && error == SUCCESS; i++) {
         size_t number = 0;
         while (program->table[number].name && strcmp(program->table[number].name, kernel->facts.variables[i].name) != 0)

@@ -162,11 +162,12 @@ static void read_output(int file, char *text, size_t size)
 
 /* Returns why there is no translation now, or NULL. The output goes to a file: the end of a pipe would come only when all
  * processes have closed it that other threads have forked meanwhile. */
-static char *run_translator(const struct program *program, const char *kernel, const char *target)
+static char *run_translator(const struct program *program, const char *kernel, const char *target, bool *is_final)
 {
     enum { REFUSED = 3 }; /* of _ptx/translate.py */
     char text[4096] = "";
     int request = write_request(program), output = request < 0 ? -1 : memfd_create("output", MFD_CLOEXEC), status = -1;
+    *is_final = false;
     if (output < 0) {
         if (request >= 0)
             close(request);
@@ -181,6 +182,7 @@ static char *run_translator(const struct program *program, const char *kernel, c
     close(output);
     if (process < 0) {
         const char *python = getenv(SETTING_PYTHON);
+        *is_final = !python || access(python, X_OK) != 0;
         snprintf(text, sizeof text, "Python, which translates it, does not start: %s",
                  python ? python : SETTING_PYTHON " is not set");
         return strdup(text);
@@ -188,6 +190,7 @@ static char *run_translator(const struct program *program, const char *kernel, c
     /* A program that ignores SIGCHLD gets no status: the file says whether it is there. */
     if (access(target, R_OK) == 0)
         return NULL;
+    *is_final = true;
     bool is_refused = WIFEXITED(status) && WEXITSTATUS(status) == REFUSED && *text;
     const char *last = strrchr(text, '\n');
     char reason[4400];
@@ -196,10 +199,21 @@ static char *run_translator(const struct program *program, const char *kernel, c
     return strdup(reason);
 }
 
-void *load_translation(const struct program *program, const char *kernel, char **problem)
+/* Returns false if the process or the host has no file or memory for it now. */
+static bool can_open(const char *path)
+{
+    int file = open(path, O_RDONLY | O_CLOEXEC);
+    if (file < 0)
+        return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
+    close(file);
+    return true;
+}
+
+void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final)
 {
     char path[PATH_MAX];
     const char *reason = path_in_cache(program, kernel, path);
+    *is_final = true;
     if (reason) {
         *problem = strdup(reason);
         return NULL;
@@ -207,15 +221,18 @@ void *load_translation(const struct program *program, const char *kernel, char *
     void *library = NULL;
     const char *error = NULL;
     for (int attempts = 2; !library && attempts > 0; attempts--) { /* another process may remove it from a full cache */
-        if (access(path, F_OK) != 0 && (*problem = run_translator(program, kernel, path)))
+        if (access(path, F_OK) != 0 && (*problem = run_translator(program, kernel, path, is_final)))
             return NULL;
+        *is_final = true;
         utimensat(AT_FDCWD, path, NULL, 0); /* the kernels that were used longest ago are removed first */
         if (is_safe(path, false))
             error = (library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) ? NULL : dlerror();
         else
             error = "others may write its file in the directory for compiled kernels";
     }
-    if (!library)
+    if (!library) {
         *problem = strdup(error ? error : "its file cannot be loaded");
+        *is_final = can_open(path); /* the loader does not say it in a number */
+    }
     return library;
 }

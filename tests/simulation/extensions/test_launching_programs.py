@@ -42,6 +42,7 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
         "the end of a capture",
         "a launch without files",
         "a variable without files",
+        "a launch without memory",
     ],
 )
 def test_a_program(program: Path, name: str) -> None:

@@ -14,6 +14,7 @@
 /* The worker that this thread of the CPU is, or NULL. */
 static _Thread_local struct running_worker *current;
 static _Thread_local stack_t previous_stack;
+static _Thread_local void *own_stack; /* NULL if signals go on as before */
 
 static void note(struct run *run, enum kernel_error error, const char *message)
 {
@@ -184,10 +185,13 @@ void enter_worker(struct running_worker *worker)
 {
     enum { STACK_SIZE = 64 << 10 };
     sigset_t set;
-    stack_t stack = {.ss_sp = take_buffer(STACK_SIZE), .ss_size = STACK_SIZE};
+    own_stack = take_buffer(STACK_SIZE);
     worker->thread = pthread_self();
-    if (!stack.ss_sp || sigaltstack(&stack, &previous_stack) != 0)
-        previous_stack = (stack_t){.ss_flags = SS_DISABLE};
+    const stack_t stack = {.ss_sp = own_stack, .ss_size = STACK_SIZE};
+    if (own_stack && sigaltstack(&stack, &previous_stack) != 0) {
+        return_buffer(own_stack);
+        own_stack = NULL;
+    }
     sigemptyset(&set);
     for (u32 i = 0; i < SIGNALS; i++)
         sigaddset(&set, numbers[i]);
@@ -198,11 +202,11 @@ void enter_worker(struct running_worker *worker)
 
 void leave_worker(struct running_worker *worker)
 {
-    stack_t used;
     worker->is_running = false;
     current = NULL;
-    sigaltstack(&previous_stack, &used);
-    return_buffer(used.ss_sp);
+    if (own_stack)
+        sigaltstack(&previous_stack, NULL);
+    return_buffer(own_stack);
 }
 
 /* The watchdog: a thread that ends launches after their deadlines. It looks at them now and then, and sleeps when there have

@@ -277,8 +277,6 @@ static void run_worker(struct running_worker *worker)
             end_uninterrupted(&worker->worker);
             if (whole)
                 run_whole_blocks(worker, whole);
-            else
-                note_failure(run, KERNEL_FAILED, "the host has no memory for a block of the kernel");
         }
     }
     leave_worker(worker);
@@ -408,6 +406,8 @@ EXPORT int sim_kernel_run(const struct sim_kernel_run *request, char *message, u
     watch(&run);
     run_workers(&run);
     unwatch(&run);
+    if (!run.stops && run.ended_blocks < run.block_count)
+        note_failure(&run, KERNEL_FAILED, "the host has no memory for a block of the kernel");
     end_faults();
     fflush(stdout);
     if (request->accesses) {

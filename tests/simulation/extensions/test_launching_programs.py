@@ -43,6 +43,7 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
         "a launch without files",
         "a variable without files",
         "a launch without memory",
+        pytest.param("the end of a thread", marks=pytest.mark.slow),
     ],
 )
 def test_a_program(program: Path, name: str) -> None:

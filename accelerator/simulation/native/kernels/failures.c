@@ -197,16 +197,6 @@ void enter_worker(struct running_worker *worker)
         sigaddset(&set, numbers[i]);
     pthread_sigmask(SIG_UNBLOCK, &set, NULL);
     current = worker;
-    worker->is_running = true;
-}
-
-void leave_worker(struct running_worker *worker)
-{
-    worker->is_running = false;
-    current = NULL;
-    if (own_stack)
-        sigaltstack(&previous_stack, NULL);
-    return_buffer(own_stack);
 }
 
 /* The watchdog: a thread that ends launches after their deadlines. It looks at them now and then, and sleeps when there have
@@ -216,6 +206,17 @@ static struct run *watched;
 static bool has_watchdog, is_asleep;
 static pthread_cond_t wakes = PTHREAD_COND_INITIALIZER;
 static pthread_mutex_t watch_lock = PTHREAD_MUTEX_INITIALIZER;
+
+void leave_worker(struct running_worker *worker)
+{
+    current = NULL; /* a signal that comes later is none of a worker's */
+    pthread_mutex_lock(&watch_lock); /* the thread must not end before the watchdog has signaled it */
+    worker->is_running = false;
+    pthread_mutex_unlock(&watch_lock);
+    if (own_stack)
+        sigaltstack(&previous_stack, NULL);
+    return_buffer(own_stack);
+}
 
 static void stop(struct run *run)
 {

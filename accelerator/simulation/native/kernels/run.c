@@ -269,6 +269,7 @@ static void run_worker(struct running_worker *worker)
     struct residents residents = {0};
     enter_worker(worker);
     if (sigsetjmp(worker->escape, 0) == 0) {
+        worker->is_running = true; /* from now on the watchdog's signal has a place to escape to */
         if (run->kernel->mode != MODE_BLOCK) {
             run_interleaved_blocks(worker, &residents);
         } else {

@@ -346,7 +346,7 @@ static const struct {
 
 int main(int length, char **values)
 {
-    enum { SECONDS = 60 };
+    enum { SECONDS = 150 };
     alarm(SECONDS); /* ends a program that waits for ever */
     arguments = values;
     register_text();

@@ -25,7 +25,7 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def run(program: Path, *arguments: str | Path, variables: dict[str, str] | None = None) -> None:
     environment = simulated_environment(variables, gpus=2)
-    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=120)
+    done = subprocess.run([program, *arguments], env=environment, capture_output=True, text=True, check=False, timeout=200)
     assert done.returncode == 0, (done.returncode, done.stdout, done.stderr)
 
 

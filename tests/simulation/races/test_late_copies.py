@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests import support
 from tests.support import simulated_environment
+from tests.support.discovery import compiled
 from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = needs_cuda_torch
+LATE_LOCKS = Path(__file__).with_name("late_locks.c")
 
 _PROGRAM = """
 import torch
@@ -61,6 +64,57 @@ torch.cuda.synchronize()
 print(table.tolist() == [[1, 1, 5, 5, 5, 5]] * 4)
 """
 
+# The preloaded library lets the other thread guard the page that both copies to `host` use, before the second one is late.
+_TWO_THREADS = """
+import ctypes, threading, torch
+from ctypes import c_void_p
+from accelerator import simulation
+from tests.support.simulation_driver import loaded_runtime
+x, host, other, is_over = torch.ones(16, device="cuda"), torch.zeros(16).pin_memory(), torch.zeros(16).pin_memory(), False
+stream, side, preloaded = torch.cuda.current_stream(), torch.cuda.Stream(), ctypes.CDLL(None)
+torch.cuda.synchronize()
+def copy():
+    with torch.cuda.stream(side):
+        while not is_over:
+            other.copy_(x, non_blocking=True)
+            preloaded.count_copy()
+thread = threading.Thread(target=copy)
+host[:8].copy_(x[:8], non_blocking=True)
+thread.start()
+target, source = c_void_p(host[8:].data_ptr()), c_void_p(x.data_ptr())
+function = ctypes.cast(loaded_runtime().cudaMemcpyAsync, c_void_p)
+assert preloaded.copy_late(function, target, source, ctypes.c_size_t(32), c_void_p(stream.cuda_stream)) == 0
+is_over = True
+thread.join()
+stream.synchronize()
+print(host.tolist() == [1] * 16, len(simulation.races()))
+"""
+
+# What race detection allocates lies on the page of the registered memory.
+_SMALL_REGISTERED_MEMORY = """
+import ctypes, torch
+from accelerator import simulation
+from tests.support.simulation_driver import loaded_runtime
+libc, runtime, size = ctypes.CDLL(None), loaded_runtime(), ctypes.c_size_t(32)
+libc.malloc.restype = ctypes.c_void_p
+x, stream = torch.ones(8, device="cuda"), ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+torch.cuda.synchronize()
+blocks = [libc.malloc(ctypes.c_size_t(size)) for _ in range(200) for size in range(48, 288, 16)]
+host = blocks[len(blocks) // 2]
+assert runtime.cudaHostRegister(ctypes.c_void_p(host), size, 0) == 0
+def copy():
+    assert runtime.cudaMemcpyAsync(ctypes.c_void_p(host), ctypes.c_void_p(x.data_ptr()), size, 4, stream) == 0
+copy()
+torch.cuda.synchronize()
+for block in blocks:
+    if block != host and block // 4096 == host // 4096:
+        libc.free(ctypes.c_void_p(block))
+for _ in range(20):
+    copy()
+torch.cuda.synchronize()
+print((ctypes.c_float * 8).from_address(host)[:] == [1] * 8, len(simulation.races()))
+"""
+
 
 @pytest.mark.parametrize("compute", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_the_target_is_late(compute: bool) -> None:
@@ -83,6 +137,18 @@ def test_the_host_writes_beside_the_columns_of_a_target() -> None:
 def test_the_copy_ends_in_a_forked_process() -> None:
     done = support.python(_FORK, simulated_environment(gpus=1, late_copies=True))
     assert (done.stdout, done.stderr) == ("100.0\nnan\n100.0\n", "")
+
+
+def test_another_thread_guards_the_page_of_a_late_copy(tmp_path: Path) -> None:
+    machine = simulated_environment(gpus=1, races="report", late_copies=True)
+    library = compiled(LATE_LOCKS.read_text(), tmp_path / "late_locks.so", "-shared", "-fPIC")
+    done = support.python(_TWO_THREADS, {**machine, "LD_PRELOAD": f"{library}:{machine['LD_PRELOAD']}"}, timeout=60)
+    assert (done.stdout, done.stderr) == ("True 0\n", "")
+
+
+def test_race_detections_own_memory_is_beside_registered_memory() -> None:
+    done = support.python(_SMALL_REGISTERED_MEMORY, simulated_environment(gpus=1, races="report"), timeout=60)
+    assert (done.stdout, done.stderr) == ("True 0\n", "")
 
 
 _WAITS = """

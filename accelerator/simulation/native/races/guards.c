@@ -7,6 +7,7 @@
  * A late copy fills its pinned target with NaN until the host has waited, as if the copy had not begun. */
 #include "races.h"
 
+#include <errno.h>
 #include <signal.h>
 #include <sys/mman.h>
 #include <ucontext.h>
@@ -15,8 +16,9 @@
 
 enum { PAGE = 4096, TRAP_FLAG = 0x100, WRITE_FAULT = 2, FILL = 0xff };
 
+/* On a page of its own: the heap may be guarded, too, if the program registers memory of it, and the handler reads guards. */
 struct guard {
-    struct access *copy;
+    struct access copy, *original;
     struct race_range range;
     char *content; /* of the target of a late copy, or NULL */
     bool is_open;
@@ -35,7 +37,7 @@ static bool has_passed_on;
 
 static bool is_target(const struct guard *guard)
 {
-    return guard->copy->flags & RACE_WRITES;
+    return guard->copy.flags & RACE_WRITES;
 }
 
 static struct race_range pages_of(struct race_range range)
@@ -87,8 +89,8 @@ static void land(struct guard *guard)
 static void free_guard(struct guard *guard)
 {
     free(guard->content);
-    release_access(guard->copy);
-    free(guard);
+    release_access(guard->original);
+    munmap(guard, sizeof *guard);
 }
 
 /* Removes the guard that *link points to. */
@@ -114,7 +116,21 @@ static void pass_on(int number, const struct sigaction *previous)
 static bool is_copied(const struct guard *guard, uintptr_t address)
 {
     const struct race_layout byte = layout_of_bytes((const void *)address, 1);
-    return layout_overlap(&guard->copy->layout, &byte) > 0;
+    return layout_overlap(&guard->copy.layout, &byte) > 0;
+}
+
+/* Opens the guarded page at an address. Returns false if there is none. */
+static bool open_page(uintptr_t address)
+{
+    bool is_guarded = false;
+    for (struct guard *guard = guards; guard; guard = guard->next) {
+        const struct race_range pages = pages_of(guard->range);
+        if (guard->is_reported || address < pages.start || address >= pages.end)
+            continue;
+        open_pages(guard);
+        is_guarded = true;
+    }
+    return is_guarded;
 }
 
 static void handle_fault(int number, siginfo_t *info, void *opaque)
@@ -124,7 +140,12 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
     const bool is_write = context->uc_mcontext.gregs[REG_ERR] & WRITE_FAULT;
     struct access violated;
     bool is_guarded = false, is_violation = false;
-    pthread_mutex_lock(&race_lock);
+    if (pthread_mutex_lock(&race_lock) == EDEADLK) {
+        /* Race detection's own access in this thread: to its heap, beside registered memory. */
+        if (!open_page(address))
+            pass_on(number, &previous_fault);
+        return;
+    }
     for (struct guard **link = &guards; *link;) {
         struct guard *guard = *link;
         const struct race_range pages = pages_of(guard->range);
@@ -134,7 +155,7 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
         }
         is_guarded = true;
         if (!is_in_copy && is_copied(guard, address) && (is_write || is_target(guard))) {
-            violated = *guard->copy;
+            violated = guard->copy;
             is_violation = true;
             if (guard->content) {
                 guard->is_reported = true;
@@ -191,7 +212,7 @@ static void install(int number, void (*handler)(int, siginfo_t *, void *), struc
 
 void open_guards_in_child(void)
 {
-    pthread_mutex_init(&race_lock, NULL);
+    race_lock = (pthread_mutex_t)PTHREAD_ERRORCHECK_MUTEX_INITIALIZER_NP;
     while (guards) {
         land(guards);
         open_pages(guards);
@@ -201,10 +222,14 @@ void open_guards_in_child(void)
 
 void prepare_guard(struct access *copy)
 {
-    struct guard *guard = copy ? calloc(1, sizeof *guard) : NULL;
-    if (!guard)
+    if (!copy)
         return;
-    *guard = (struct guard){.copy = copy, .range = layout_range(&copy->layout)};
+    struct guard *guard = mmap(NULL, sizeof *guard, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS, -1, 0);
+    if (guard == MAP_FAILED) {
+        release_access(copy);
+        return;
+    }
+    *guard = (struct guard){.copy = *copy, .original = copy, .range = layout_range(&copy->layout)};
     prepared = guard;
 }
 
@@ -224,7 +249,11 @@ void close_guards(void)
     prepared = NULL;
     if (guard) {
         const size_t size = guard->range.end - guard->range.start;
-        if (copies_are_late && is_target(guard) && layout_is_dense(&guard->copy->layout) && (guard->content = malloc(size))) {
+        if (copies_are_late && is_target(guard) && layout_is_dense(&guard->copy.layout) && (guard->content = malloc(size))) {
+            /* Another thread may have closed these pages since this copy opened them. */
+            for (struct guard *other = guards; other; other = other->next)
+                if (overlap(pages_of(other->range), pages_of(guard->range)))
+                    open_pages(other);
             memcpy(guard->content, (void *)guard->range.start, size);
             memset((void *)guard->range.start, FILL, size);
         }
@@ -246,7 +275,7 @@ void close_guards(void)
 void release_guards(void)
 {
     for (struct guard **link = &guards; *link;) {
-        const struct access *copy = (*link)->copy;
+        const struct access *copy = &(*link)->copy;
         if (clock_covers(&host_clock, (size_t)copy->stream, copy->time) || clock_covers(&reuse_clock, (size_t)copy->stream, copy->time)) {
             land(*link);
             remove_guard(link);

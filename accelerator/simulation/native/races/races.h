@@ -22,7 +22,7 @@
 
 /* ---- state.c ---- */
 
-extern pthread_mutex_t race_lock;
+extern pthread_mutex_t race_lock; /* says so if the thread holds it: the handler of faults may run meanwhile */
 extern bool races_are_reported, races_are_raised; /* if not reported, only late copies need the clocks */
 extern const struct race_runtime *race_runtime; /* the functions of the runtime */
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 import textwrap
+from typing import Any
 
 import pytest
 
@@ -232,3 +233,26 @@ def test_a_program_sets_its_handler_while_a_kernel_runs() -> None:
         start_spin()
         """
     run_until_it_crashes(program)
+
+
+@pytest.mark.parametrize(
+    ("machine", "pending"),
+    [({"late_copies": True}, "nan 0"), ({"races": "report"}, "3.0 1"), ({"late_copies": True, "races": "report"}, "nan 1")],
+    ids=["late", "races", "both"],
+)
+def test_a_kernel_uses_the_target_of_a_copy_before_it(machine: dict[str, Any], pending: str) -> None:
+    """The stream orders them, so the kernel reads and writes what was copied. The host has not waited."""
+    program = """
+host, source = torch.zeros(n).pin_memory(), torch.ones(n).pin_memory()
+host.copy_(x, non_blocking=True)
+launch(host, y)
+launch(x, host)
+z.copy_(source, non_blocking=True)
+launch(x, source)
+before = len(simulation.races())
+print(before, host[0].item(), len(simulation.races()))
+torch.cuda.synchronize()
+print(y.tolist() == [3.0] * n, host.tolist() == [3.0] * n, source.tolist() == [3.0] * n)
+"""
+    done = python(START + program, simulated_environment(gpus=1, **machine))
+    assert (done.returncode, done.stdout) == (0, f"0 {pending}\nTrue True True\n"), done.stderr

@@ -64,6 +64,21 @@ torch.cuda.synchronize()
 print(table.tolist() == [[1, 1, 5, 5, 5, 5]] * 4)
 """
 
+_HOST_FUNCTION = """
+import torch, ctypes
+from accelerator import simulation
+from tests.support.simulation_driver import loaded_runtime
+x, host, seen = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory(), []
+function = ctypes.CFUNCTYPE(None, ctypes.c_void_p)(lambda _: seen.append(ctypes.c_float.from_address(host.data_ptr()).value))
+stream = ctypes.c_void_p(torch.cuda.current_stream().cuda_stream)
+host.copy_(x * 2, non_blocking=True)
+assert loaded_runtime().cudaLaunchHostFunc(stream, function, None) == 0
+before = len(simulation.races())
+print(seen, before, host.sum().item(), len(simulation.races()))
+torch.cuda.synchronize()
+print(host.sum().item())
+"""
+
 # The preloaded library lets the other thread guard the page that both copies to `host` use, before the second one is late.
 _TWO_THREADS = """
 import ctypes, threading, torch
@@ -137,6 +152,16 @@ def test_the_host_writes_beside_the_columns_of_a_target() -> None:
 def test_the_copy_ends_in_a_forked_process() -> None:
     done = support.python(_FORK, simulated_environment(gpus=1, late_copies=True))
     assert (done.stdout, done.stderr) == ("100.0\nnan\n100.0\n", "")
+
+
+@pytest.mark.parametrize(
+    ("machine", "pending"),
+    [({"late_copies": True}, "nan 0"), ({"races": "report"}, "200.0 1"), ({"late_copies": True, "races": "report"}, "nan 1")],
+    ids=["late", "races", "both"],
+)
+def test_a_host_function_of_the_stream_reads_the_target(machine: dict[str, Any], pending: str) -> None:
+    done = support.python(_HOST_FUNCTION, simulated_environment(gpus=1, **machine))
+    assert done.stdout == f"[2.0] 0 {pending}\n200.0\n", done.stderr
 
 
 def test_another_thread_guards_the_page_of_a_late_copy(tmp_path: Path) -> None:

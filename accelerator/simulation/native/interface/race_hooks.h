@@ -48,6 +48,9 @@ struct race_hooks {
     void (*at_free)(const void *address, size_t size);
     void (*at_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
     void (*after_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
+    /* A kernel from PTX, or a host function of the program, runs in between. It may use pinned memory. */
+    void (*before_use)(void);
+    void (*after_use)(void);
     void (*at_fill)(struct race_stream *stream, const void *target, size_t size);
     void (*at_collective)(void *handle, int device, const char *name, const void *source, size_t source_size,
                           const void *target, size_t target_size);

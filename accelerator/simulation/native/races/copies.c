@@ -90,6 +90,21 @@ EXPORT void accelerator_simulation_race_host_copy(void *handle, int device, cons
     pthread_mutex_unlock(&race_lock);
 }
 
+/* What a kernel or a host function accesses is unknown. Its stream orders it after copies, for which the host has not waited. */
+void race_before_use(void)
+{
+    pthread_mutex_lock(&race_lock);
+    lend_guards();
+    pthread_mutex_unlock(&race_lock);
+}
+
+void race_after_use(void)
+{
+    pthread_mutex_lock(&race_lock);
+    take_guards_back();
+    pthread_mutex_unlock(&race_lock);
+}
+
 void race_at_fill(struct race_stream *stream, const void *target, size_t size)
 {
     bool is_known;

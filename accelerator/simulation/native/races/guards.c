@@ -21,6 +21,7 @@ struct guard {
     struct access copy, *original;
     struct race_range range;
     char *content; /* of the target of a late copy, or NULL */
+    bool is_lent; /* the content is in its place */
     bool is_open;
     bool is_reported; /* it only waits to land */
     struct guard *next;
@@ -30,6 +31,7 @@ bool copies_are_late;
 _Thread_local bool is_in_copy;
 
 static struct guard *guards;
+static int uses; /* kernels and host functions that run: meanwhile all guards are open */
 static _Thread_local struct guard *prepared;
 static _Thread_local bool is_stepping;
 static struct sigaction previous_fault, previous_trap;
@@ -81,9 +83,19 @@ static void land(struct guard *guard)
     if (!guard->content)
         return;
     open_pages(guard);
-    memcpy((void *)guard->range.start, guard->content, guard->range.end - guard->range.start);
+    if (!guard->is_lent)
+        memcpy((void *)guard->range.start, guard->content, guard->range.end - guard->range.start);
     free(guard->content);
     guard->content = NULL;
+}
+
+/* Takes the content away, as if the copy had not begun. */
+static void withhold(struct guard *guard)
+{
+    const size_t size = guard->range.end - guard->range.start;
+    memcpy(guard->content, (void *)guard->range.start, size);
+    memset((void *)guard->range.start, FILL, size);
+    guard->is_lent = false;
 }
 
 static void free_guard(struct guard *guard)
@@ -218,6 +230,7 @@ void open_guards_in_child(void)
         open_pages(guards);
         guards = guards->next;
     }
+    uses = 0;
 }
 
 void prepare_guard(struct access *copy)
@@ -254,8 +267,7 @@ void close_guards(void)
             for (struct guard *other = guards; other; other = other->next)
                 if (overlap(pages_of(other->range), pages_of(guard->range)))
                     open_pages(other);
-            memcpy(guard->content, (void *)guard->range.start, size);
-            memset((void *)guard->range.start, FILL, size);
+            withhold(guard);
         }
         if (races_are_reported) {
             install(SIGSEGV, handle_fault, &previous_fault);
@@ -265,11 +277,33 @@ void close_guards(void)
         guard->next = guards;
         guards = guard;
     }
-    for (guard = guards; guard; guard = guard->next)
+    for (guard = uses == 0 ? guards : NULL; guard; guard = guard->next)
         if (guard->is_open) {
             guard->is_open = false;
             protect(guard->range);
         }
+}
+
+void lend_guards(void)
+{
+    uses++;
+    for (struct guard *guard = guards; guard; guard = guard->next) {
+        open_pages(guard);
+        if (guard->content && !guard->is_lent) {
+            memcpy((void *)guard->range.start, guard->content, guard->range.end - guard->range.start);
+            guard->is_lent = true;
+        }
+    }
+}
+
+void take_guards_back(void)
+{
+    if (--uses > 0)
+        return;
+    for (struct guard *guard = guards; guard; guard = guard->next)
+        if (guard->content && guard->is_lent)
+            withhold(guard);
+    close_guards();
 }
 
 void release_guards(void)

@@ -124,6 +124,8 @@ extern _Thread_local bool is_in_copy; /* the thread performs a copy of a stream,
 void prepare_guard(struct access *copy); /* close_guards() guards the copy's pinned memory; takes over the reference */
 void open_guards(const void *address, size_t size);
 void close_guards(void);
+void lend_guards(void); /* opens all until take_guards_back(); late copies have landed meanwhile */
+void take_guards_back(void);
 void release_guards(void); /* those of copies for which the host has waited */
 void forget_guards(uintptr_t start, uintptr_t end);
 void open_guards_in_child(void);
@@ -181,6 +183,8 @@ void race_at_device_wait(int device);
 void race_at_free(const void *address, size_t size);
 void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
 void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
+void race_before_use(void);
+void race_after_use(void);
 void race_at_fill(struct race_stream *stream, const void *target, size_t size);
 void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
                         const void *target, size_t target_size);

@@ -9,9 +9,17 @@ static cudaError_t call(struct stream *stream, const struct work *work)
     return SUCCESS;
 }
 
+static cudaError_t call_programs(struct stream *stream, const struct work *work)
+{
+    IF_RACES(race_hooks->before_use());
+    const cudaError_t error = call(stream, work);
+    IF_RACES(race_hooks->after_use());
+    return error;
+}
+
 cudaError_t submit_host_function(struct stream *stream, void (*function)(void *argument), void *argument, bool submits_work)
 {
-    static const struct work_type waiting = {.node = "HOST", .run = call, .prepare = wait_for_earlier_work};
+    static const struct work_type waiting = {.node = "HOST", .run = call_programs, .prepare = wait_for_earlier_work};
     static const struct work_type submitting = {.node = "HOST", .run = call};
     return submit(stream, &(struct work){.type = submits_work ? &submitting : &waiting, .host = {function, argument}});
 }
@@ -35,6 +43,8 @@ EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *st
     if (stream->capture)
         return fail(refuse_captured_stream(stream));
     RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending, stream->device)));
+    IF_RACES(race_hooks->before_use());
     callback(handle, SUCCESS, argument);
+    IF_RACES(race_hooks->after_use());
     return SUCCESS;
 }

@@ -320,9 +320,11 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .find_nearest = find_nearest,
         .accesses = race_hooks && race_hooks->functions ? &accesses : NULL,
     };
+    IF_RACES(race_hooks->before_use());
     pthread_mutex_lock(&stream->running);
     int error = sim_kernel_run(&request, message, sizeof message);
     pthread_mutex_unlock(&stream->running);
+    IF_RACES(race_hooks->after_use());
     if (request.accesses)
         note_accesses(stream, readable_name(launch->kernel), request.accesses);
     if (error == SUCCESS)

@@ -179,6 +179,20 @@ def revoke_ends_waits(place: Place) -> list[Any]:
     return refused(comm.total)
 
 
+def abort_beside_revoke(place: Place) -> list[int]:
+    """Abort a communicator while another thread revokes it. The preloaded library delays that thread."""
+    comm, preloaded, codes = place.comm(), ctypes.CDLL(None), list[int]()
+    comm.total()  # starts the communicator's thread
+    revoke = ctypes.cast(nccl.ncclCommRevoke, ctypes.c_void_p)
+    thread = threading.Thread(target=lambda: codes.append(preloaded.revoke_late(revoke, comm.handle)))
+    thread.start()
+    while not preloaded.has_slept():
+        time.sleep(0.001)
+    codes.append(nccl.ncclCommAbort(comm.handle))
+    thread.join()
+    return codes
+
+
 def memory(place: Place) -> bool:
     comm, address, handle = place.comm(), ctypes.c_void_p(), ctypes.c_void_p()
     check(nccl.ncclMemAlloc(ctypes.byref(address), ctypes.c_size_t(4096)))

@@ -29,7 +29,7 @@ pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("nccl")]
 
 GPUS = 16
 TYPES = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16", "e4m3", "e5m2")
-SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 2, 3, 4, 5, 6
+SUCCESS, SYSTEM_ERROR, INTERNAL_ERROR, INVALID_ARGUMENT, INVALID_USAGE, REMOTE_ERROR = 0, 2, 3, 4, 5, 6
 SAMPLE = {(2, "int8"), (2, "uint64"), (2, "float16"), (2, "e5m2"), (3, "float64"), (4, "float32")}
 COUNTS_AND_TYPES = [
     pytest.param(count, code, id=f"{count}-{name}", marks=[] if (count, name) in SAMPLE else [pytest.mark.slow])
@@ -39,6 +39,7 @@ COUNTS_AND_TYPES = [
 """Every type with every number of ranks. Without the slow tests, a sample."""
 RANKS = [sys.executable, "-m", "tests.simulation.nccl.ranks"]
 LATE_TEXTS = Path(__file__).with_name("late_texts.c")
+LATE_UNLOCK = Path(__file__).with_name("late_unlock.c")
 TWO_AND_FOUR = pytest.mark.parametrize("count", [2, pytest.param(4, marks=pytest.mark.slow)])
 NAN_CHECK = {"TORCH_NCCL_NAN_CHECK": "1", "TORCH_DIST_NAN_CHECK": "1"}
 """The second one is for torch's default process group from 2.15 on."""
@@ -301,6 +302,14 @@ def test_errors_are_reported_with_their_texts(tmp_path: Path) -> None:
     assert "rank 0 sends 800000 bytes to rank 1, which receives 40" in reports[6][1]
     *living, _ = ranks.reports("communicator.killed", 3, during="collective")
     assert all("the process of rank 2 is gone" in report["value"][1] for report in living), living
+    ranks.close()
+
+
+@pytest.mark.slow
+def test_abort_beside_revoke(tmp_path: Path) -> None:
+    library = compiled(LATE_UNLOCK.read_text(), tmp_path / "late_unlock.so", "-shared", "-fPIC")
+    ranks = Ranks(RANKS, LD_PRELOAD=f"{library}:{simulated_environment()['LD_PRELOAD']}")
+    assert ranks.run("communicator.abort_beside_revoke", 1) == [[SUCCESS, SUCCESS]]
     ranks.close()
 
 

@@ -110,13 +110,15 @@ static ncclResult_t resolve_joining(struct joining *joining)
 
 ncclResult_t exchange_records(struct joining **joinings, size_t count)
 {
-    for (size_t i = 0; i < count; i++)
-        if (joinings[i]->parent)
-            RETURN_IF_ERROR(check_comm(joinings[i]->parent));
+    ncclResult_t result = ncclSuccess;
     for (size_t i = 0; i < count; i++)
         if (joinings[i]->parent)
             joinings[i]->parent->users++; /* keeps the communicator from being destroyed */
-    ncclResult_t result = exchange_all(joinings, count);
+    for (size_t i = 0; i < count && result == ncclSuccess; i++)
+        if (joinings[i]->parent)
+            result = check_comm(joinings[i]->parent);
+    if (result == ncclSuccess)
+        result = exchange_all(joinings, count);
     for (size_t i = 0; i < count; i++) {
         struct comm *parent = joinings[i]->parent;
         if (parent && result == ncclSuccess)

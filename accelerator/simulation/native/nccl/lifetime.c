@@ -1,14 +1,19 @@
 /* NCCL: how a communicator is destroyed, aborted, finalized, revoked, suspended. */
 #include "nccl.h"
 
-void stop_operations(struct comm *comm)
+ncclResult_t stop_operations(struct comm *comm)
 {
-    comm->is_revoked = true;
-    if (comm->is_alone)
-        return;
-    comm->shared->members[comm->rank].state = MEMBER_REVOKED;
-    wake_all(comm->shared);
-    stop_worker(comm);
+    comm->users++; /* keeps the communicator from being destroyed */
+    ncclResult_t result = check_comm(comm);
+    if (result == ncclSuccess)
+        comm->is_revoked = true;
+    if (result == ncclSuccess && !comm->is_alone) {
+        comm->shared->members[comm->rank].state = MEMBER_REVOKED;
+        wake_all(comm->shared);
+        stop_worker(comm);
+    }
+    comm->users--;
+    return result;
 }
 
 static ncclResult_t leave(struct comm *comm, enum member_state state)
@@ -59,8 +64,7 @@ EXPORT ncclResult_t ncclCommRevoke(struct comm *comm, int flags)
         return fail(ncclInvalidArgument, "the flags of ncclCommRevoke must be 0, not %d", flags);
     if (comm->is_revoked)
         return fail(ncclInvalidUsage, "the communicator was revoked before");
-    stop_operations(comm);
-    return ncclSuccess;
+    return stop_operations(comm);
 }
 
 EXPORT ncclResult_t ncclCommSuspend(struct comm *comm, int flags)

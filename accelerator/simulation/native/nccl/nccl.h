@@ -386,6 +386,6 @@ ncclResult_t group_end(bool is_to_run);
 
 /* initialization.c, lifetime.c */
 ncclResult_t init_rank(struct comm **handle, int ranks, const ncclUniqueId *id, int rank, const ncclConfig_t *config);
-void stop_operations(struct comm *comm);
+ncclResult_t stop_operations(struct comm *comm);
 
 #endif

@@ -50,7 +50,7 @@ static ncclResult_t shrink(struct comm *parent, const int *excluded, int count, 
     if (is_excluded[parent->rank])
         return fail(ncclInvalidUsage, "rank %d is excluded and must not take part", parent->rank);
     if (flags & ABORT)
-        stop_operations(parent);
+        RETURN_IF_ERROR(stop_operations(parent));
     RETURN_IF_ERROR(new_joining(handle, 0, 0, parent, &joining));
     /* Excluded ranks may be dead, so the ranks cannot exchange records; each computes the same id. */
     uint64_t words[MAX_RANKS + 2] = {'r', ++parent->children};

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import threading
 from collections.abc import Callable, Iterator
 from ctypes import byref, c_char_p, c_float, c_int, c_size_t, c_uint64, c_void_p
 from typing import Any
@@ -369,6 +370,32 @@ def test_failed_capture_leaves_the_callers_graph(cuda: Calls) -> None:
     assert tensor.tolist() == [6] * 8
     assert cuda("cudaGraphExecDestroy", instance) == cuda("cudaGraphDestroy", graph) == 0
     assert destroyed == [7]
+
+
+def test_other_captures_go_on_while_a_failed_one_releases_its_graph(cuda: Calls) -> None:
+    stream, other, has_asked = cuda.stream(), cuda.stream(), threading.Event()
+    asked: list[bool] = []
+
+    def ask() -> None:
+        cuda.status(other)
+        has_asked.set()
+
+    thread = threading.Thread(target=ask)
+
+    def wait_for_other_thread(_: object) -> None:
+        thread.start()
+        asked.append(has_asked.wait(5))
+
+    destroy = VOID_FUNCTION(wait_for_other_thread)
+    cuda.begin(other, RELAXED)
+    cuda.begin(stream, RELAXED)
+    thing = cuda.made("cudaUserObjectCreate", None, destroy, 1, 1)
+    assert cuda("cudaGraphRetainUserObject", c_void_p(Info(cuda, stream).graph), thing, 1, 1) == 0
+    assert cuda("cudaStreamSynchronize", stream) == UNSUPPORTED
+    assert cuda.end(stream)[0] == IS_INVALIDATED
+    thread.join(10)
+    assert asked == [True]
+    assert cuda("cudaGraphDestroy", cuda.end(other)[1]) == 0
 
 
 def test_instance_keeps_the_graphs_work_and_objects(cuda: Calls) -> None:

@@ -175,8 +175,9 @@ static bool knows_all_work_of(const struct captured_work *known, const struct st
     return (index < known->stream_count ? known->counts[index] : 0) == stream->known->counts[index];
 }
 
-/* Sets `graph` to NULL if the capture is invalid. */
-static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
+/* Sets `graph` to NULL if the capture is invalid. The caller releases the unused graph, if there is one, without the lock: that
+ * calls functions of the program, and takes other locks. */
+static cudaError_t remove_capture(struct capture *capture, struct graph **graph, struct graph **unused)
 {
     cudaError_t error = capture->status == INVALIDATED ? ERROR_STREAM_CAPTURE_INVALIDATED : SUCCESS;
     for (struct stream *stream = capture->streams, *next; stream; stream = next) {
@@ -193,8 +194,7 @@ static cudaError_t remove_capture(struct capture *capture, struct graph **graph)
     active_captures--;
     accelerator_simulation_needs_checks--;
 
-    if (error != SUCCESS && !capture->is_graph_callers)
-        graph_release(capture->graph);
+    *unused = error != SUCCESS && !capture->is_graph_callers ? capture->graph : NULL;
     *graph = error == SUCCESS ? capture->graph : NULL;
     free_works(capture);
     free(capture);
@@ -209,11 +209,14 @@ EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
     if (!stream || !graph)
         return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
     *graph = NULL;
+    struct graph *unused = NULL;
     pthread_mutex_lock(&lock);
     cudaError_t error = check_end(stream->capture, stream);
     if (error == SUCCESS)
-        error = remove_capture(stream->capture, graph);
+        error = remove_capture(stream->capture, graph, &unused);
     pthread_mutex_unlock(&lock);
+    if (unused)
+        graph_release(unused);
     return finish(error);
 }
 

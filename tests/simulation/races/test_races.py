@@ -231,3 +231,22 @@ def test_every_race_is_found_each_time() -> None:
     for _ in range(20):
         for name, found in run_cases(racy).items():
             _check(name, found)
+
+
+def test_a_wait_of_the_seventeenth_stream_counts() -> None:
+    """The clocks of streams are in an array, which moves when that stream waits for another one."""
+    program = """
+import ctypes, sys, torch
+from accelerator import simulation
+x, host = torch.ones(100, device="cuda"), torch.zeros(100).pin_memory()
+for side in [torch.cuda.Stream() for _ in range(15)]:
+    with torch.cuda.stream(side):
+        torch.ones(1, device="cuda")
+host.copy_(x, non_blocking=True)
+with sys.modules["_accelerator_simulation._kernels.engine"].engine.accesses(b"aten::copy_") as recorded:
+    recorded.order(0, 1)
+torch.cuda.synchronize(1)
+print(host.sum().item(), len(simulation.races()))
+"""
+    done = support.python(program, simulated_environment(gpus=2, races="report"))
+    assert (done.stdout, done.stderr) == ("100.0 0\n", "")

@@ -70,6 +70,7 @@ static void order(void *handle, int device, void *other_handle, int other_device
     if (!first || !second)
         return;
     pthread_mutex_lock(&race_lock);
+    clock_of(world_of(second), second, &index); /* a new stream may move the clocks */
     const struct clock *clock = begin_work(world_of(first), first, &index);
     clock_join(clock_of(world_of(second), second, &index), clock);
     pthread_mutex_unlock(&race_lock);

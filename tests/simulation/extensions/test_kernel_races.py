@@ -237,8 +237,11 @@ def test_a_program_sets_its_handler_while_a_kernel_runs() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "pending"),
-    [({"late_copies": True}, "nan 0"), ({"races": "report"}, "3.0 1"), ({"late_copies": True, "races": "report"}, "nan 1")],
-    ids=["late", "races", "both"],
+    [
+        pytest.param({"late_copies": True}, "nan 0", id="late"),
+        pytest.param({"races": "report"}, "3.0 1", id="races"),
+        pytest.param({"late_copies": True, "races": "report"}, "nan 1", id="both", marks=pytest.mark.slow),
+    ],
 )
 def test_a_kernel_uses_the_target_of_a_copy_before_it(machine: dict[str, Any], pending: str) -> None:
     """The stream orders them, so the kernel reads and writes what was copied. The host has not waited."""

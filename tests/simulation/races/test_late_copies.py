@@ -156,14 +156,18 @@ def test_the_copy_ends_in_a_forked_process() -> None:
 
 @pytest.mark.parametrize(
     ("machine", "pending"),
-    [({"late_copies": True}, "nan 0"), ({"races": "report"}, "200.0 1"), ({"late_copies": True, "races": "report"}, "nan 1")],
-    ids=["late", "races", "both"],
+    [
+        pytest.param({"late_copies": True}, "nan 0", id="late"),
+        pytest.param({"races": "report"}, "200.0 1", id="races"),
+        pytest.param({"late_copies": True, "races": "report"}, "nan 1", id="both", marks=pytest.mark.slow),
+    ],
 )
 def test_a_host_function_of_the_stream_reads_the_target(machine: dict[str, Any], pending: str) -> None:
     done = support.python(_HOST_FUNCTION, simulated_environment(gpus=1, **machine))
     assert done.stdout == f"[2.0] 0 {pending}\n200.0\n", done.stderr
 
 
+@pytest.mark.slow
 def test_another_thread_guards_the_page_of_a_late_copy(tmp_path: Path) -> None:
     machine = simulated_environment(gpus=1, races="report", late_copies=True)
     library = compiled(LATE_LOCKS.read_text(), tmp_path / "late_locks.so", "-shared", "-fPIC")

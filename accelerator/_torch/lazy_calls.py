@@ -74,7 +74,8 @@ def run_seed(call: Callable[[], object], *, every_device: bool) -> None:
 def drop_since(saved: SavedStates) -> None:
     """Remove a queued ``SavedStates`` and the random calls that were queued after it."""
     module = state.current(allow_bad_fork=True).device_module
-    if _is_initialized():
+    # A queued call holds the lock. Its own states were saved at once, not queued.
+    if _is_initialized() or bindings.is_initializing(module):
         return
     with bindings.initialization_lock(module):
         calls = bindings.queued_calls(module) or []

@@ -203,6 +203,30 @@ assert seeds() == [1, 9]
 
 
 @needs_cuda
+def test_fork_rng_in_a_queued_call_restores_the_states(tmp_path: Path) -> None:
+    on_two_gpus(
+        """
+import signal
+
+def call():
+    inside.append(True)
+    with acc.fork_rng():
+        acc.manual_seed_all(6)
+        inside.extend(seeds())
+
+inside = []
+acc.manual_seed_all(1)
+acc.lazy_call(call)
+signal.alarm(60)
+acc.init()
+assert inside == [True, 6, 6], inside
+assert seeds() == [1, 1], seeds()
+""",
+        tmp_path,
+    )
+
+
+@needs_cuda
 def test_queued_calls_in_nested_forks_act_as_after_initialization(tmp_path: Path) -> None:
     calls = ("acc.manual_seed_all({})", "acc.manual_seed({})", "acc.set_rng_state(state({}), 1)")
     on_two_gpus(

@@ -156,7 +156,8 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
             if args[0] and all(map(_is_small, args[0])) and _state_of_inputs(described, args, kwargs) == KNOWN:
                 return _compute(described, compute, args, kwargs, KNOWN)
             return _write_lists(described, args, kwargs)
-        signature: list[Any] = []
+        # The default decides the type of results such as quotients of integers.
+        signature: list[Any] = [torch.get_default_dtype()]
         _describe(args, signature, is_pointwise)
         if kwargs:
             _describe(kwargs, signature, is_pointwise)

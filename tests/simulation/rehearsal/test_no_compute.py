@@ -269,7 +269,7 @@ CALLS = (
     *("x.sum()", "x.sum((0, 1))", "x[:, :40] * 2", "x[:, :40].t() * 2"),
     *("x.argmax(0)", "x.argmax(1)", "x.argmax(1, True)", "x.topk(2, 1)", "x.topk(3, 1)", "x.topk(3, 0)", "x.double().sum(0)"),
     *("torch.cat([x, x])", "torch.cat([x, x], 1)", "torch.cat([x, x, x])", "torch.stack([x, x])", "torch.stack([x, x], 2)"),
-    *("i * 2", "i * 2.5", "i * 2j", "i > 2", "i.int() * 2", "x * 2", "x.half() * 2", "x.t() * 2", "x[:, :25] * 2"),
+    *("i * 2", "i * 2.5", "i * 2j", "i > 2", "i / 2", "i.int() * 2", "x * 2", "x.half() * 2", "x.t() * 2", "x[:, :25] * 2"),
     *("x[:20] * 2", "x.to(torch.float64)", "x.to(torch.float16)", "x.expand(3, 40, 50) * 2", "torch.where(i > 0, 1, 0)"),
     *("torch.where(i > 0, 1.0, 0.0)", "torch.searchsorted(x[0], x, out_int32=True)", "torch.searchsorted(x[0], x, right=True)"),
     *("F.pad(x, (1, 2))", "F.pad(x, (0, 3))", "F.pad(x, (1, 2), value=3)", "x.repeat(2, 1)", "x.repeat(1, 2)"),
@@ -294,10 +294,13 @@ def test_results_are_those_of_the_arguments_of_each_call() -> None:
             tensors = result if isinstance(result, (tuple, list)) else (result,)
             assert {{str(tensor.device) for tensor in tensors}} == {{name}}, (expression, tensors)
             return [(tensor.shape, tensor.stride(), tensor.dtype) for tensor in tensors]
-        for expression in {CALLS!r} * 2:
-            expected = describe("cpu", expression)
-            for name in ("cuda:0", "cuda:1", "cuda:0"):
-                assert describe(name, expression) == expected, (name, expression, describe(name, expression), expected)
+        of_integers = [expression for expression in {CALLS!r} if expression.startswith("i")]
+        for default, expressions in ((torch.float32, {CALLS!r} * 2), (torch.float64, of_integers)):
+            torch.set_default_dtype(default)
+            for expression in expressions:
+                expected = describe("cpu", expression)
+                for name in ("cuda:0", "cuda:1", "cuda:0"):
+                    assert describe(name, expression) == expected, (name, expression, describe(name, expression), expected)
         with torch.cuda.device(1):
             assert torch.empty(3, device="cuda").device.index == torch.ones(3, device="cuda").device.index == 1
             assert torch.empty(3, device="cuda:0").device.index == 0 and torch.cuda.current_device() == 1

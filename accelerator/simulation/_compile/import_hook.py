@@ -25,17 +25,16 @@ class _Finder(MetaPathFinder):
             return None
         spec = PathFinder.find_spec(fullname, path, target)
         if spec is not None and spec.loader is not None:
-            sys.meta_path.remove(self)
-            spec.loader = _Loader(spec.loader, self.functions)
+            spec.loader = _Loader(spec.loader, self)
         return spec
 
 
 class _Loader(Loader):
     """Loads a module with its own loader, then calls the functions."""
 
-    def __init__(self, loader: Loader, functions: list[Callable[[ModuleType], None]]) -> None:
+    def __init__(self, loader: Loader, finder: _Finder) -> None:
         self._loader = loader
-        self._functions = functions
+        self._finder = finder
 
     def create_module(self, spec: ModuleSpec) -> ModuleType | None:
         return self._loader.create_module(spec)
@@ -45,7 +44,10 @@ class _Loader(Loader):
         # The loader is restored first, because modules use it to find their resources and source code.
         module.__spec__.loader = module.__loader__ = self._loader
         self._loader.exec_module(module)
-        for function in self._functions:
+        # Only now: a program may search for a module without importing it, or import it again after a failure.
+        if self._finder in sys.meta_path:
+            sys.meta_path.remove(self._finder)
+        for function in self._finder.functions:
             function(module)
 
 

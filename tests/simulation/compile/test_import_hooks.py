@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import textwrap
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +79,28 @@ def test_missing_bindings_are_all_named() -> None:
     output = run(program, simulated_environment())
     assert " has no torch._C._get_schema, torch._C._CUDAGraph, which simulated GPUs need: use a release of torch" in output
     assert output.count("\n") == 1
+
+
+def test_hook_runs_after_a_search_and_a_failed_import(tmp_path: Path) -> None:
+    (tmp_path / "searched.py").touch()
+    (tmp_path / "failing.py").write_text("import os\nif 'FAILS' in os.environ:\n    raise ValueError\n", encoding="utf-8")
+    program = """
+        import torch
+        import importlib.util, os, sys
+        after_import = sys.modules["_accelerator_simulation._compile.import_hook"].after_import
+        sys.path.insert(0, sys.argv[1])
+        hooked = []
+        for name in ("searched", "failing"):
+            after_import(name, hooked.append)
+            assert importlib.util.find_spec(name)
+        import searched
+        try:
+            import failing
+        except ValueError:
+            del os.environ["FAILS"]
+        import failing
+        assert hooked == [searched, failing], hooked
+        importlib.reload(searched)
+        assert hooked == [searched, failing], hooked
+    """
+    run(program, simulated_environment({"FAILS": "1"}), str(tmp_path))

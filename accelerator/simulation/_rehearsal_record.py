@@ -134,16 +134,12 @@ class Rank(NamedTuple):
 
 def write_record(folder: str, record: ProcessRecord) -> None:
     """Write the record of this process, in place of an earlier one."""
-    path = _path(folder, _RECORD)
-    with open(f"{path}.new", "w", encoding="utf-8") as file:
-        json.dump(_plain(record), file)
-    os.replace(f"{path}.new", path)
+    _write(_path(folder, _RECORD), record)
 
 
 def write_curve(folder: str, curve: Curve) -> None:
     """Write a curve of this process."""
-    with open(_path(folder, f"-{curve.device}{_CURVE}"), "w", encoding="utf-8") as file:
-        json.dump(_plain(curve), file)
+    _write(_path(folder, f"-{curve.device}{_CURVE}"), curve)
 
 
 def status_file(folder: str) -> str:
@@ -178,6 +174,13 @@ def _is_rank_without_memory(record: ProcessRecord, users: set[int | None]) -> bo
 
 def _path(folder: str, suffix: str) -> str:
     return os.path.join(folder, f"{os.getpid()}{suffix}")
+
+
+def _write(path: str, value: Any) -> None:
+    """Write a file in one step: the process may end while it writes, or the disk be full."""
+    with open(f"{path}.new", "w", encoding="utf-8") as file:
+        json.dump(_plain(value), file)
+    os.replace(f"{path}.new", path)
 
 
 def _plain(value: Any) -> Any:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import errno
 import json
 import os
 import pickle
@@ -648,6 +649,22 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pyte
     snapshot.touch()
     write(tmp_path, 1, written._replace(rank=None), "7", monkeypatch)
     assert _rehearsal_record.read_ranks(tmp_path) == [Rank(0, written._replace(rank=None), 7, curves, snapshot)]
+
+
+def test_curve_that_a_process_could_not_write_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def fail(_: Any, file: Any) -> None:
+        file.write('{"device": 0')
+        file.flush()
+        read.append(_rehearsal_record.read_ranks(tmp_path))
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    write(tmp_path, 1, record(), None, monkeypatch)
+    read: list[list[Rank]] = []
+    monkeypatch.setattr(json, "dump", fail)
+    with pytest.raises(OSError, match="No space"):
+        _rehearsal_record.write_curve(str(tmp_path), Curve(0, [[1, 2]]))
+    read.append(_rehearsal_record.read_ranks(tmp_path))
+    assert read == [[Rank(0, record(), None, [], None)]] * 2
 
 
 @pytest.mark.parametrize(

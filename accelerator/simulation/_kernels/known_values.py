@@ -361,10 +361,11 @@ def install() -> None:
     resize_storage = storage.resize_
 
     @functools.wraps(resize_storage)
-    def resize_storage_and_forget(self: torch.UntypedStorage, size: int) -> None:
-        resize_storage(self, size)
+    def resize_storage_and_forget(self: torch.UntypedStorage, size: int) -> Any:
+        result = resize_storage(self, size)
         if self.device.type == "cuda":
             _memory.pop(self.data_ptr(), None)
+        return result
 
     storage.resize_ = resize_storage_and_forget
     library.impl("aten::resize_", bindings.DispatchKey.BackendSelect, resize_and_follow, True)

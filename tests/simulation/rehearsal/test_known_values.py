@@ -122,7 +122,7 @@ STEERED = {
         """
         torch.full((4,), 7.0, device="cuda")  # whose memory the storage gets
         storage = torch.UntypedStorage(0, device="cuda")
-        storage.resize_(512)
+        assert storage.resize_(512) is storage
         if torch.empty(0, device="cuda").set_(storage, 0, (4,)).sum() > 0:
             pass
         """,

@@ -283,8 +283,9 @@ def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device 
     result: list[Any] = []
     for item, size in zip(tensors[::2], tensors[1::2], strict=True):
         shape = None if size is None else torch.Size(int(length) for length in size)
-        # A part has another shape than the whole tensor. is_activation() would test the size of the part.
-        if shape is None or not isinstance(item, torch.Tensor) or item.shape == shape:
+        # Among several ranks a part has another shape than the whole tensor. is_activation() would test the size of the part.
+        is_only_part = group.size == 1 and is_activation_to_checkpoint(item)
+        if shape is None or not isinstance(item, torch.Tensor) or (item.shape == shape and not is_only_part):
             result.append(item)
             continue
         part = item.detach() if device is None else item.detach().to(device)

@@ -305,8 +305,10 @@ def _checked(settings: Settings) -> Settings:
             raise NumCheckpointsMissingError(
                 "contiguous_checkpointing needs num_checkpoints, the number of checkpointed layers, for the size of its buffers"
             )
-        # Buffers of the same size are kept, so that configuring in every step allocates nothing.
-        buffers = current.buffers if current.buffers is not None and current.buffers.count == count else Buffers(count)
+        # Buffers of the same size and place are kept, so that configuring in every step allocates nothing.
+        buffers = current.buffers
+        if buffers is None or buffers.count != count or current.checkpoint_in_cpu != settings.checkpoint_in_cpu:
+            buffers = Buffers(count)
     return replace(settings, buffers=buffers)
 
 

@@ -15,24 +15,25 @@ from .._machine import process
 class _CopyStream:
     """The copy stream of a device, and the offloaded activations whose device memory is not yet freed."""
 
-    __slots__ = ("_lock", "_on_device", "module", "stream")
+    __slots__ = ("_on_device", "lock", "module", "stream")
 
     def __init__(self, device: torch.device) -> None:
         self.module: Any = torch.get_device_module(device)
         self.stream: Any = self.module.Stream(device=device)
         # Oldest first.
         self._on_device: deque[weakref.ref[Offloaded]] = deque()
-        self._lock = threading.Lock()
+        # Held while an activation's device memory is taken or freed: another thread's forward may free it during a backward.
+        self.lock = threading.Lock()
 
     def add(self, offloaded: Offloaded) -> None:
         """Register an activation, and free the device memory of those of earlier checkpoints."""
         self.free_unused(0)
-        with self._lock:
+        with self.lock:
             self._on_device.append(weakref.ref(offloaded))
 
     def free_unused(self, keep: int) -> None:
         """Free the device memory of activations whose forward has ended, except for the ``keep`` newest ones."""
-        with self._lock:
+        with self.lock:
             while len(self._on_device) > keep:
                 oldest = self._on_device[0]()
                 if oldest is not None and not oldest.forward_has_ended:
@@ -144,16 +145,19 @@ class Offloaded:
         copy_stream.stream.wait_stream(self._stream)
         with copy_stream.module.stream(copy_stream.stream):
             on_device.copy_(self._host, non_blocking=True)
-            self._copied_back = copy_stream.module.Event()
-            self._copied_back.record(copy_stream.stream)
-        self._on_device = on_device
+            copied_back = copy_stream.module.Event()
+            copied_back.record(copy_stream.stream)
+        with copy_stream.lock:
+            self._copied_back, self._on_device = copied_back, on_device
 
     def fetch(self) -> torch.Tensor:
         """Return the tensor on its device, ready for the current stream. The copy on the host stays."""
         if self._copy_stream is None:
             return self._host.to(self._device)
-        self.prefetch()
-        on_device = self._on_device
+        on_device = self._take()
+        if on_device is None:
+            self.prefetch()
+            on_device = self._take()
         assert on_device is not None
         stream = self._copy_stream.module.current_stream(self._device)
         if self._copied_back is not None:
@@ -165,5 +169,11 @@ class Offloaded:
             stream.wait_event(self._copied_to_host)
         if stream != self._stream:
             on_device.record_stream(stream)
-        self._on_device = None
+        return on_device
+
+    def _take(self) -> torch.Tensor | None:
+        """Return the tensor if it is on the device, and leave it to the caller."""
+        assert self._copy_stream is not None
+        with self._copy_stream.lock:
+            on_device, self._on_device = self._on_device, None
         return on_device

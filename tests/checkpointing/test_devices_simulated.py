@@ -297,6 +297,22 @@ def test_fetch_on_another_stream_records_that_stream(monkeypatch: pytest.MonkeyP
     assert recorder.streams == [(back.data_ptr(), other)]
 
 
+@pytest.mark.parametrize("is_freed", [False, True])
+def test_another_threads_forward_frees_memory_during_a_fetch(is_freed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    def prefetch(self: transfers.Offloaded) -> None:
+        original(self)
+        self.free_device_memory()  # as add() does in the other thread, which nothing keeps from running here
+
+    original = transfers.Offloaded.prefetch
+    monkeypatch.setattr(transfers.Offloaded, "prefetch", prefetch)
+    source = torch.full((MEBIBYTE,), 3.0, device="cuda")
+    moved = transfers.Offloaded(source, transfers.allocate(MEBIBYTE, torch.float32, source.device, True))
+    if is_freed:
+        moved.free_device_memory()
+    assert torch.equal(moved.fetch(), source)
+    assert not moved.was_edited
+
+
 def test_computation_and_copies_wait_for_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda:0")
     side = transfers._copy_stream(device)
@@ -384,6 +400,33 @@ def test_devices_do_not_share_buffers(mode: str, monkeypatch: pytest.MonkeyPatch
     forward, recomputed = recorded[:4], recorded[4:8]
     assert sorted(map(str, recomputed)) == sorted(map(str, forward))
     assert allocated == [(2 * 8, device) for device in (*devices, *reversed(devices))]
+
+
+def test_buffers_follow_checkpoint_in_cpu() -> None:
+    x = torch.zeros(8, device="cuda", requires_grad=True)
+    kept: list[Any] = []
+    for on_host in (False, True, True, False):
+        checkpointing.configure(
+            partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2, checkpoint_in_cpu=on_host
+        )
+        checkpointing.checkpoint(lambda h: h.sin().exp(), x).sum().backward()
+        buffers = checkpointing.configuration.current.buffers
+        assert buffers is not None
+        kept.append(buffers)
+        (buffer,) = buffers._buffers.values()
+        assert buffer.memory.is_cuda is not on_host
+        assert buffer.memory.is_pinned() is on_host
+    assert kept[1] is kept[2]
+
+
+def test_gather_moves_an_activation_of_one_dimension() -> None:
+    x = torch.arange(4.0, device="cuda", requires_grad=True)
+    parts = checkpointing.partition_activations([x], True)
+    pairs = checkpointing.get_partitioned_activations_for_backward([x], parts)
+    (whole,) = checkpointing.gather_partitioned_activations(pairs, "cuda")
+    assert whole.device == x.device
+    assert torch.equal(whole, x)
+    assert whole.is_leaf and whole.requires_grad
 
 
 def test_function_gets_a_copy_of_the_device_slot() -> None:

@@ -30,9 +30,9 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
     """
     if not isinstance(msg, str):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise TypeError(f"The name of a range must be a str, not {type(msg).__name__}")
-    nvtx_domain = None if domain is None else _domain(domain)
-    if nvtx_domain is not None:
-        nvtx_domain.push_range(message=msg, category=category)
+    nvtx = None if domain is None else _nvtx()
+    if nvtx is not None:
+        nvtx.push_range(message=msg, domain=domain, category=category)
     elif bindings.nvtx is not None:
         bindings.nvtx.rangePushA(msg)
     elif (ranges := _ranges_of_vendor()) is not None:
@@ -53,9 +53,9 @@ def range_pop(domain: str | None = None) -> None:
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
-    nvtx_domain = None if domain is None else _domain(domain)
-    if nvtx_domain is not None:
-        nvtx_domain.pop_range()
+    nvtx = None if domain is None else _nvtx()
+    if nvtx is not None:
+        nvtx.pop_range(domain=domain)
     elif bindings.nvtx is not None:
         bindings.nvtx.rangePop()
     elif (ranges := _ranges_of_vendor()) is not None:
@@ -106,10 +106,10 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
 
 
 @functools.cache
-def _domain(name: str) -> Any:
-    """Return the domain object of the package nvtx, or None without the package."""
+def _nvtx() -> Any:
+    """Return the package nvtx, or None without it. All its versions have functions for ranges; its domains' methods differ."""
     try:
         import nvtx  # pyright: ignore[reportMissingImports]
     except ImportError:
         return None
-    return nvtx.get_domain(name)  # pyright: ignore[reportUnknownVariableType, reportUnknownMemberType]
+    return nvtx  # pyright: ignore[reportUnknownVariableType]

@@ -18,12 +18,6 @@ from accelerator._torch import bindings
 class Stack(list[str]):
     """A stand-in for NVTX or one of its domains: the list of ranges that are pushed and not popped."""
 
-    def push_range(self, message: str, category: str | None = None) -> None:
-        self.append(message if category is None else f"{message} ({category})")
-
-    def pop_range(self) -> None:
-        self.pop()
-
 
 @pytest.fixture
 def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
@@ -34,21 +28,29 @@ def default(monkeypatch: pytest.MonkeyPatch) -> Stack:
 
 @pytest.fixture
 def domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[dict[str, Stack]]:
+    """The domains of a stand-in for the package nvtx, which has only what its oldest versions have."""
     domains: dict[str, Stack] = {}
+
+    def push_range(message: str, color: str = "blue", domain: str = "NVTX", category: str | None = None) -> None:
+        domains.setdefault(domain, Stack()).append(message if category is None else f"{message} ({category})")
+
+    def pop_range(domain: str = "NVTX") -> None:
+        domains[domain].pop()
+
     module: Any = ModuleType("nvtx")
-    module.get_domain = lambda name: domains.setdefault(name, Stack())
+    module.push_range, module.pop_range = push_range, pop_range
     monkeypatch.setitem(sys.modules, "nvtx", module)
-    profiling._domain.cache_clear()
+    profiling._nvtx.cache_clear()
     yield domains
-    profiling._domain.cache_clear()
+    profiling._nvtx.cache_clear()
 
 
 @pytest.fixture
 def no_domains(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     monkeypatch.setitem(sys.modules, "nvtx", None)
-    profiling._domain.cache_clear()
+    profiling._nvtx.cache_clear()
     yield
-    profiling._domain.cache_clear()
+    profiling._nvtx.cache_clear()
 
 
 def test_ranges_without_domain_use_torchs_nvtx(default: Stack, domains: dict[str, Stack]) -> None:

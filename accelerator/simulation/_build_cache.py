@@ -8,11 +8,13 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import math
 import os
 import shutil
 import stat
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
@@ -20,7 +22,17 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = ["Build", "announce", "announce_once", "cache_roots", "install", "install_in_cache", "is_intact", "lock"]
+__all__ = [
+    "Build",
+    "announce",
+    "announce_once",
+    "cache_roots",
+    "install",
+    "install_in_cache",
+    "is_intact",
+    "lock",
+    "was_announced",
+]
 
 _CHECKSUMS = "SHA256SUMS"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
@@ -49,19 +61,41 @@ def announce(message: str) -> None:
             print(f"accelerator: {message}", file=sys.stderr, flush=True)
 
 
-def announce_once(file_name: str, message: str) -> None:
-    """Print one line on stderr, once for each cache directory: a file there, with the message, says that it was printed."""
+def announce_once(file_name: str, message: str, *, within_s: float = math.inf) -> None:
+    """Print one line on stderr, once for each cache directory: a file there, with the message, says that it was printed.
+
+    Args:
+        file_name: The file, below the cache directory.
+        message: The line.
+        within_s: After so many seconds the line is printed again.
+    """
     for root in cache_roots():
         path = root / file_name
         try:
             with lock(root, path.parent):
-                if path.exists():
+                if _is_newer(path, within_s):
                     return
-                path.write_text(message, encoding="utf-8")
+                try:
+                    path.write_text(message, encoding="utf-8")
+                except OSError:  # the disk is full, and the file empty
+                    path.unlink(missing_ok=True)
+                    raise
         except OSError:
             continue
         break
     announce(message)
+
+
+def was_announced(file_name: str, *, within_s: float) -> bool:
+    """Return whether `announce_once` has printed a line in the last seconds."""
+    return any(_is_newer(root / file_name, within_s) for root in cache_roots())
+
+
+def _is_newer(path: Path, seconds: float) -> bool:
+    try:
+        return abs(time.time() - path.stat().st_mtime) < seconds
+    except OSError:
+        return False
 
 
 def cache_roots() -> list[Path]:

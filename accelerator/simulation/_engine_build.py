@@ -1,7 +1,8 @@
 """Compiles the engine of simulated GPUs (``native/engine``) against the headers of the installed torch.
 
 Each version of torch has a build of its own, in the cache directory of the simulated libraries. Without a C++ compiler, or if
-it fails, the ops run in Python, slower, and one line says so once for each cache directory.
+it fails, the ops run in Python, slower, and one line says so. For some hours the other processes with this cache directory then
+say nothing and do not try again.
 
 Processes on a simulated machine load this module by file name, so it uses only relative imports.
 """
@@ -18,7 +19,16 @@ from types import ModuleType
 from typing import NamedTuple
 
 from ._boundary import boundary_flag, read_with_included
-from ._build_cache import Build, announce, announce_once, cache_roots, install, install_in_cache, is_intact
+from ._build_cache import (
+    Build,
+    announce,
+    announce_once,
+    cache_roots,
+    install,
+    install_in_cache,
+    is_intact,
+    was_announced,
+)
 
 __all__ = ["Torch", "build", "describe", "ensure_built", "missing_compiler"]
 
@@ -36,6 +46,8 @@ _FLAGS = (
     "-Wextra",
 )
 _LINKED = ("-lc10", "-ltorch_cpu", "-ltorch_cuda", "-Wl,-z,defs", "-Wl,--allow-shlib-undefined")
+# The reason of a failure may pass: a full disk, or a compiler that was killed for its memory.
+_RETRY_AFTER_S = 4 * 3600.0
 _COMPILERS = ("c++", "g++", "clang++")
 _RACES_NEED_ENGINE = "races are found by the engine of simulated GPUs, which a C++ compiler makes: {}"
 
@@ -71,13 +83,14 @@ def ensure_built(torch: Torch, libraries: str | None, *, is_required: bool = Fal
         if is_intact(made, root / made.name):
             return root / made.name / _LIBRARY
     try:
-        if not is_required and _has_failed(made.name):
+        if not is_required and was_announced(_failure_name(made.name), within_s=_RETRY_AFTER_S):
             return None
         return install_in_cache(made) / _LIBRARY
     except RuntimeError as error:
         if is_required:
             raise RuntimeError(_RACES_NEED_ENGINE.format(error)) from error
-        announce_once(_failure_name(made.name), f"simulated GPUs compute slower, without their engine: {error}")
+        message = f"simulated GPUs compute slower, without their engine: {error}"
+        announce_once(_failure_name(made.name), message, within_s=_RETRY_AFTER_S)
         return None
 
 
@@ -161,10 +174,6 @@ def _compile(torch: Torch, sources: dict[str, bytes], boundary: str, directory: 
 
 
 def _failure_name(name: str) -> str:
-    """Return the name of the file that says that this user's compiler cannot make a build."""
+    """Return the name of the file that says that this user's compiler could not make a build."""
     search = (os.environ.get("CXX"), *map(shutil.which, _COMPILERS))
     return f"{name}-failed-{hashlib.sha256(repr(search).encode()).hexdigest()[:16]}"
-
-
-def _has_failed(name: str) -> bool:
-    return any((root / _failure_name(name)).exists() for root in cache_roots())

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
 import subprocess
 import sys
+import tempfile
 import textwrap
+import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from accelerator.simulation import _build_cache, _engine_build
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -52,6 +57,54 @@ def test_failing_compiler(tmp_path: Path) -> None:
         done = compute(tmp_path, CXX=str(compiler))
         assert done.stdout == "[21.0, 21.0] False\n", done.stderr
         assert ("no such header" in done.stderr) is (run == 0)
+
+
+def test_compiler_that_fails_for_a_while(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A full disk or a killed compiler is no reason to never compile again."""
+    compiler, fails = tmp_path / "compiler", tmp_path / "fails"
+    compiler.write_text(f'#!/bin/sh\ntest -e {fails} && exit 1\nwhile test "$1" != -o; do shift; done\n: > "$2"\n')
+    compiler.chmod(0o755)
+    fails.touch()
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    for name, value in (("XDG_CACHE_HOME", tmp_path), ("CXX", compiler)):
+        monkeypatch.setenv(name, str(value))
+    torch = _engine_build.Torch(str(tmp_path), "2.0", has_new_abi=True)
+
+    def build() -> tuple[bool, str]:
+        return _engine_build.ensure_built(torch, None) is not None, capsys.readouterr().err
+
+    def wait() -> None:
+        (failure,) = tmp_path.rglob("engine-*-failed-*")
+        past = time.time() - _engine_build._RETRY_AFTER_S - 60
+        os.utime(failure, (past, past))
+
+    for _ in range(2):
+        is_built, told = build()
+        assert not is_built
+        assert "compute slower, without their engine" in told
+        assert build() == (False, "")
+        wait()
+    fails.unlink()
+    assert build()[0]
+
+
+def test_announcement_that_a_full_disk_cuts_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(path: Path, *_: Any, **__: Any) -> None:
+        path.touch()
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "write_text", fail)
+        _build_cache.announce_once("accelerator/told", "told")
+    for expected in ("accelerator: told\n" * 2, ""):
+        _build_cache.announce_once("accelerator/told", "told")
+        assert capsys.readouterr().err == expected
 
 
 def test_races_without_a_compiler_are_refused(tmp_path: Path) -> None:

@@ -219,7 +219,7 @@ def _children() -> set[int]:
     children: set[int] = set()
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError):  # the process has ended
-            fields = path.read_text().rpartition(")")[2].split()
+            fields = path.read_bytes().rpartition(b")")[2].split()  # the name before it may be no text
             if int(fields[1]) == os.getpid():
                 children.add(int(path.parent.name))
     return children

@@ -15,6 +15,7 @@ from typing import IO, Any
 import pytest
 
 from accelerator._machine import torch_build
+from accelerator.simulation import _cluster
 from accelerator.simulation._node_output import NodeOutput
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, python
 from tests.support.simulation_driver import needs_cuda_torch
@@ -51,6 +52,15 @@ def read_until(file: IO[str] | None, lines: set[str]) -> None:
         line = file.readline()
         assert line, f"the output has ended without {missing}"
         missing.discard(line.rstrip("\n"))
+
+
+def test_a_child_may_have_any_name() -> None:
+    # The kernel cuts names after 15 bytes, inside a character, too.
+    program = "import ctypes, sys; ctypes.CDLL(None).prctl(15, b'\\xc3) ('); print('named', flush=True); sys.stdin.read()"
+    command = [sys.executable, "-c", program]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
+        read_until(child.stdout, {"named"})
+        assert child.pid in _cluster._children()
 
 
 def without_compilation(errors: str) -> str:

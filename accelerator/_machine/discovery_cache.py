@@ -7,6 +7,7 @@ why a CPU build has none, and remembers a failed initialization.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
@@ -56,6 +57,9 @@ class _Entry(NamedTuple):
 _NO_ENTRY = _Entry(_NO_KEY, _NO_KEY, 0.0, DiscoveryResult(0, None, "", environment={}))
 _entry = _NO_ENTRY
 
+# Held while the entry is replaced. Re-entrant, because a signal handler may interrupt a query that holds it.
+_lock = threading.RLock()
+
 
 def current() -> DiscoveryResult:
     """The devices that this process sees."""
@@ -76,9 +80,11 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
         return before.result
     result = _discover_now(key[0], environment.as_mapping(key[2]))
     expires = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
-    # Another thread may have stored a newer result, or cleared the cache.
-    if _entry is before:
-        _entry = _Entry(key if result.is_cacheable and not depends_on_torch else _NO_KEY, full_key, expires, result)
+    entry = _Entry(key if result.is_cacheable and not depends_on_torch else _NO_KEY, full_key, expires, result)
+    with _lock:
+        # Another thread may have stored a newer result, or cleared the cache.
+        if _entry is before:
+            _entry = entry
     return result
 
 
@@ -92,7 +98,9 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
     if accelerator == "cuda":
         return backend().discover(env)
     row = accelerators.get_row(accelerator)
-    if all(env.get(name) == os.environ.get(name) for name in row.visible_devices):
+    is_alike = all(env.get(name) == os.environ.get(name) for name in row.visible_devices)
+    # The other process neither inherits this one's choice of the CPU, nor its failure, nor what it has initialized.
+    if is_alike and not (_chooses_cpu(os.environ) or _failure or process.is_initialized()):
         return current()
     try:
         probed = torch_probe.run({name: env.get(name) for name in row.visible_devices})
@@ -182,7 +190,9 @@ def _counted_by_torch(
 
 
 def _without_accelerator(problem: str, env: Mapping[str, str]) -> DiscoveryResult:
-    return DiscoveryResult(0, problem, "torch's build", environment=env, is_cacheable=torch_build.is_known())
+    # Whether torch can be imported depends on more than the key.
+    is_cacheable = torch_build.is_known() and torch_build.import_error() is None
+    return DiscoveryResult(0, problem, "torch's build", environment=env, is_cacheable=is_cacheable)
 
 
 def _cpu_build() -> str:
@@ -229,8 +239,9 @@ def record_failed_initialization(error: Exception) -> None:
 
 def _drop_entry() -> None:
     global _entry
-    # A new object, so that a thread that is discovering now does not store its result.
-    _entry = _NO_ENTRY._replace(full_key=object())
+    with _lock:
+        # A new object, so that a thread that is discovering now does not store its result.
+        _entry = _NO_ENTRY._replace(full_key=object())
 
 
 def clear() -> None:
@@ -246,5 +257,5 @@ def clear() -> None:
 
 @process.reset_after_fork
 def _reset_after_fork() -> None:
-    global _entry, _cpu_choice, _failure
-    _entry, _cpu_choice, _failure = _NO_ENTRY, (None, False), None
+    global _entry, _cpu_choice, _failure, _lock
+    _entry, _cpu_choice, _failure, _lock = _NO_ENTRY, (None, False), None, threading.RLock()

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import child_process, process, torch_probe
+from . import child_process, environment, process, torch_probe
 
 
 class Build(NamedTuple):
@@ -23,7 +23,8 @@ class Build(NamedTuple):
 _build: tuple[Build | None] | None = None
 _error: Exception | None = None
 _import_error: str | None = None
-_type: tuple[str | None] | None = None
+# The type, and the environment in which it was read if torch could not be imported there.
+_type: tuple[str | None, dict[str, str] | None] | None = None
 
 # Why torch cannot be imported if a file has its name.
 HIDDEN = "the file {} hides torch, because it has the same name; rename it"
@@ -108,25 +109,29 @@ def accelerator_type() -> str | None:
     global _type
     if process.is_torch_imported():
         return process.torch_accelerator_type()
-    if _type is None:
+    entry = _type
+    if entry is None or (entry[1] is not None and entry[1] != environment.variables()):
+        variables = environment.variables()
         device_type = _read_type()
         if not is_known():
             return device_type
-        _type = (device_type,)
-    return _type[0]
+        entry = _type = device_type, variables if _import_error else None
+    return entry[0]
 
 
 def _read_type() -> str | None:
+    global _import_error
     build = read()
     if build is None:
         return None
     plugins = _plugins()
     if plugins or process.has_torch_import_failed():
         return _probe_torch(plugins)
-    if build.cuda or build.hip:
-        return "cuda"
     # Only torch knows whether an XPU or one of Apple's GPUs is present.
-    return _probe_torch() if build.xpu or sys.platform == "darwin" else None
+    if not (build.cuda or build.hip) and (build.xpu or sys.platform == "darwin"):
+        return _probe_torch()
+    _import_error = None
+    return "cuda" if build.cuda or build.hip else None
 
 
 def _plugins() -> list[str]:

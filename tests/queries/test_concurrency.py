@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 import threading
 from types import ModuleType
@@ -41,6 +43,45 @@ def test_result_of_a_discovery_that_a_refresh_overtakes_is_not_cached(
     overtaken = discovery_cache.current().count
     assert overtaken == 2 - (not filled)
     assert [discovery_cache.current().count, discovery_cache.current().count] == [overtaken + 1] * 2
+
+
+def test_refresh_while_a_result_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
+    counts, entry = iter([1, 2]), discovery_cache._Entry
+
+    def refresh_then_make(*fields: Any) -> Any:
+        monkeypatch.setattr(discovery_cache, "_Entry", entry)
+        discovery_cache.clear()  # as another thread may, whenever a function is called
+        return entry(*fields)
+
+    monkeypatch.setattr(discovery_cache, "_entry", discovery_cache._NO_ENTRY)
+    monkeypatch.setattr(discovery_cache, "_discover_now", lambda driver_count, env: result(next(counts)))
+    monkeypatch.setattr(discovery_cache, "_Entry", refresh_then_make)
+    assert [discovery_cache.current().count for _ in range(3)] == [1, 2, 2]
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_fork_while_a_result_is_stored() -> None:
+    # The thread that holds the lock does not exist in the child.
+    is_held, may_end = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with discovery_cache._lock:
+            is_held.set()
+            may_end.wait(60)
+
+    def refresh() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        discovery_cache.clear()
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    try:
+        assert is_held.wait(60)
+        in_child(refresh)
+    finally:
+        may_end.set()
+        thread.join()
 
 
 def test_handles_follow_the_order_of_devices_until_it_is_certain() -> None:

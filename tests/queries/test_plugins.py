@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 import accelerator as acc
-from accelerator._machine import child_process, discovery_cache, torch_build, torch_child
+from accelerator._machine import child_process, discovery_cache, torch_build, torch_child, torch_probe
 from accelerator._machine.driver_child import DriverDevice
 from tests.support import plain_environment, python, simulated_environment
 from tests.support.discovery import DRIVER, evaluate, on_simulated_gpus
@@ -162,6 +162,46 @@ def test_a_plugin_that_cannot_be_imported(plugin: str, tmp_path: Path) -> None:
     assert later == first[2]
 
 
+def test_torch_may_be_importable_in_another_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch_build, "read", lambda: torch_build.Build("2.9", "12.8", None, None))
+    monkeypatch.setattr(torch_build, "_plugins", lambda: [] if os.environ.get(torch_probe.AUTOLOAD) == "0" else ["planet"])
+    for name in ("is_torch_imported", "has_torch_import_failed"):
+        monkeypatch.setattr(torch_build.process, name, lambda: False)
+    for name in ("_type", "_import_error"):
+        monkeypatch.setattr(torch_build, name, None)
+    probes = iter([torch_probe.TorchProbeResult("OSError: libplanet.so")])
+    monkeypatch.setattr(torch_probe, "run", lambda environment={}: next(probes))
+    monkeypatch.delenv(torch_probe.AUTOLOAD, raising=False)
+    for _ in range(2):
+        assert (torch_build.accelerator_type(), torch_build.import_error()) == (None, "OSError: libplanet.so")
+    assert not discovery_cache._without_accelerator("torch cannot be imported", {}).is_cacheable
+    monkeypatch.setenv(torch_probe.AUTOLOAD, "0")
+    assert (torch_build.accelerator_type(), torch_build.import_error()) == ("cuda", None)
+
+
+@pytest.mark.slow
+def test_plugin_that_is_not_loaded_any_more(tmp_path: Path) -> None:
+    install(BROKEN["raises"][0], tmp_path)
+    environment = plain_environment()
+    environment["PYTHONPATH"] += f":{tmp_path}"
+    first, reason = evaluate(
+        """
+        import time
+        import accelerator as acc
+        first = acc.unavailable_reason()
+        os.environ["TORCH_DEVICE_BACKEND_AUTOLOAD"] = "0"
+        reason, until = first, time.monotonic() + 30
+        while reason == first and time.monotonic() < until:  # a failure is cached for a second
+            time.sleep(0.05)
+            reason = acc.unavailable_reason()
+        print(json.dumps([first, reason]))
+        """,
+        environment,
+    )
+    assert "libplanet.so" in first
+    assert "libplanet.so" not in reason
+
+
 @pytest.mark.slow
 @on_simulated_gpus
 def test_broken_plugin_on_a_machine_with_gpus(tmp_path: Path) -> None:
@@ -299,3 +339,13 @@ def test_given_environment_is_discovered_in_a_probe(monkeypatch: pytest.MonkeyPa
     monkeypatch.delenv("ZE_AFFINITY_MASK", raising=False)
     assert len(acc.visible_devices({"ZE_AFFINITY_MASK": "1"})) == 1
     assert masks == ["1"]
+    # What this process has chosen, failed at or initialized does not matter to another one.
+    for change in (
+        lambda patch: patch.setenv("ACCELERATOR_BACKEND", "cpu"),
+        lambda patch: patch.setattr(discovery_cache, "_failure", "no initialization"),
+        lambda patch: patch.setattr(discovery_cache.process, "is_initialized", lambda: True),
+    ):
+        with monkeypatch.context() as patch:
+            change(patch)
+            assert len(acc.visible_devices({})) == 1
+            assert masks.pop() is None

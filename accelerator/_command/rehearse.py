@@ -6,6 +6,7 @@ import argparse
 import contextlib
 import os
 import shutil
+import signal
 import sys
 import textwrap
 import threading
@@ -200,7 +201,12 @@ class _Progress:
 
     def __enter__(self) -> None:
         if self._thread is not None:
-            self._thread.start()
+            # `run` waits for the command by its signals, which this thread would receive in its place.
+            before = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+            try:
+                self._thread.start()
+            finally:
+                signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
     def __exit__(self, *exception: object) -> None:
         self._has_ended.set()

@@ -621,6 +621,17 @@ def test_usage_that_is_refused_before_anything_runs(
     assert capsys.readouterr() == ("", f"python -m accelerator rehearse: {message} (--help explains)\n")
 
 
+def test_progress_receives_no_signal(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The command is waited for by its signals, which another thread must not receive."""
+    blocked: list[set[int]] = []
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+    monkeypatch.setattr(_rehearse._Progress, "_show", lambda _: blocked.append(signal.pthread_sigmask(signal.SIG_BLOCK, ())))
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, ())
+    with _rehearse._Progress(None, tmp_path):
+        assert signal.pthread_sigmask(signal.SIG_BLOCK, ()) == before
+    assert blocked[0] >= {signal.SIGCHLD, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT}
+
+
 def record(rank: int | None = 0, started: float = 0.0, reserved: int = GIB, ooms: int = 0) -> ProcessRecord:
     return ProcessRecord(rank, started, 5, [DeviceRecord(0, Statistics(reserved=reserved, ooms=ooms), GIB, None)], [])
 

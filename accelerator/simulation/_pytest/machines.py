@@ -13,7 +13,6 @@ import pickle
 import signal
 import socket
 import subprocess
-import tempfile
 import time
 import warnings
 from collections.abc import Iterator, Mapping
@@ -24,6 +23,7 @@ import pytest
 
 from .._environment import environment, unavailable_reason
 from .._guard import guarded
+from .._state_folder import state_folder
 from . import debugging, python
 from .channel import Channel, Order, Outcome
 from .keys import IN_PLACE, WRONG_MARK
@@ -49,7 +49,7 @@ class Machines:
         self._paths: dict[_Machine, dict[str, None]] = {}
         self._servers: dict[_Machine, _Server] = {}
         self._started = 0
-        self._directory: tempfile.TemporaryDirectory[str] | None = None
+        self._directory: Path | None = None
         self._guard = contextlib.ExitStack()
         self._guard_variables: dict[str, str] = {}
         session.config.add_cleanup(self.close)
@@ -117,13 +117,13 @@ class Machines:
 
     def _start(self, machine: _Machine) -> _Server:
         if self._directory is None:
-            self._directory = tempfile.TemporaryDirectory(prefix="accelerator-simulation-")
+            self._directory = self._guard.enter_context(state_folder())
             self._guard_variables = self._guard.enter_context(guarded())
         self._started += 1
         arguments, keywords = self._parameters[machine]
         is_own_state = keywords.get("state") is None
         if is_own_state:
-            keywords = {**keywords, "state": Path(self._directory.name, f"state{self._started}")}
+            keywords = {**keywords, "state": self._directory / f"state{self._started}"}
         config = self._config
         factory: Any = getattr(config, "_tmp_path_factory", None)
         directory = config.invocation_params.dir
@@ -179,9 +179,7 @@ class Machines:
         """End all servers."""
         self._end(list(self._servers.values()))
         self._servers.clear()
-        if self._directory is not None:
-            self._directory.cleanup()
-            self._directory = None
+        self._directory = None
         self._guard.close()
 
 

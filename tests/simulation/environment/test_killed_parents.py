@@ -7,12 +7,14 @@ import shlex
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import pytest
 
+from accelerator.simulation._state_folder import state_folder
 from tests.support import plain_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
@@ -52,7 +54,8 @@ class Started:
     """A process, and those that it has started."""
 
     def __init__(self, folder: Path, command: list[str], count: int) -> None:
-        environment = plain_environment()
+        (folder / "temporary").mkdir()
+        environment = plain_environment(TMPDIR=str(folder / "temporary"))
         self.parent = subprocess.Popen(
             command, env=environment, cwd=REPOSITORY, stdin=subprocess.DEVNULL, start_new_session=True
         )
@@ -139,12 +142,22 @@ def test_an_inner_simulation_ends_alone(start: _Start, tmp_path: Path) -> None:
     [(["--simulate-gpus", "1"], "test_on_the_session"), ([], "test_that_is_killed")],
     ids=["session", "machine"],
 )
-def test_a_killed_pytest_ends_its_machines(start: _Start, tmp_path: Path, options: list[str], name: str) -> None:
+def test_a_killed_pytest_ends_its_machines(
+    start: _Start, tmp_path: Path, options: list[str], name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     file = tmp_path / "test_killed.py"
     file.write_text(TEST.format(command=COMMAND.format(folder=tmp_path)))
     started = start(tmp_path, [*PYTEST, *options, f"{file}::{name}"], 2)
+    assert list(tmp_path.glob("temporary/accelerator-simulation-*"))
     started.kill()
     assert started.running() == set()
+    # The next simulation removes its folder, once the last process has ended.
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "temporary"))
+    until = time.monotonic() + 30
+    while (left := list(tmp_path.glob("temporary/accelerator-simulation-*"))) and time.monotonic() < until:
+        with state_folder():
+            time.sleep(0.02)
+    assert not left
 
 
 def test_a_killed_server_ends_its_test(start: _Start, tmp_path: Path) -> None:

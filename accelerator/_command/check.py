@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+from .._machine import discovery_cache, usability
 from . import acc, all_reduce, check_areas
 from .not_offered import is_not_offered, says_not_offered
 from .terminal import has_color, styled, write
@@ -180,11 +181,9 @@ def run(
 
 def _probe(devices: tuple[acc.VisibleDevice, ...]) -> tuple[str | None, tuple[acc.VisibleDevice, ...]]:
     """Return why a child process could not use some of the devices, and the devices that it could use."""
-    working = {device.index for device in acc.usable_devices()}
-    usable = tuple(device for device in devices if device.index in working)
-    if len(usable) == len(devices):
-        return None, usable
-    return acc.unavailable_reason(strict=True) or f"{len(devices) - len(usable)} devices could not be used", usable
+    errors = usability.errors(discovery_cache.current())
+    usable = tuple(device for device in devices if errors[device.index] is None)
+    return next((errors[device.index] for device in devices if device not in usable), None), usable
 
 
 def _run(name: str, device: str | None, area: Callable[..., str], *arguments: Any) -> Result:

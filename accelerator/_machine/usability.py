@@ -8,14 +8,19 @@ from .discovery_result import DiscoveryResult
 
 def problem(result: DiscoveryResult) -> str | None:
     """Why the visible devices cannot all be used, or None."""
-    general, errors = _probe(result, refresh=False)
-    return general or next((error for error in errors if error), None)
+    general, of_devices = _probe(result, refresh=False)
+    return general or next((error for error in of_devices if error), None)
 
 
 def usable(result: DiscoveryResult) -> list[bool]:
     """For each visible device, whether a child process could create a context on it now."""
-    general, errors = _probe(result, refresh=True)
-    return [general is None and error is None for error in errors]
+    return [error is None for error in errors(result)]
+
+
+def errors(result: DiscoveryResult) -> list[str | None]:
+    """For each visible device, why a child process could not create a context on it now, or None."""
+    general, of_devices = _probe(result, refresh=True)
+    return [general or error for error in of_devices]
 
 
 def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[str | None]]:
@@ -29,15 +34,15 @@ def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[
     if not probed.devices:
         return "the driver enumerates no device in a child process", [None] * len(devices)
     by_uuid = {device.uuid: position for position, device in enumerate(probed.devices)}
-    errors: list[str | None] = []
+    found: list[str | None] = []
     for index, device in enumerate(devices):
         position = by_uuid.get(device.uuid.partition("-")[2]) if device.uuid else index if index < len(probed.devices) else None
         if position is None:
-            errors.append(f"{device.name} ({device.uuid}) cannot be used: it is listed, but the driver does not know it")
+            found.append(f"{device.name} ({device.uuid}) cannot be used: it is listed, but the driver does not know it")
         else:
             name, error = probed.devices[position].name, probed.unusable[position]
-            errors.append(_describe_error(index, name, error, is_own=backend.has_context(index)))
-    return None, errors
+            found.append(_describe_error(index, name, error, is_own=backend.has_context(index)))
+    return None, found
 
 
 def _describe_error(index: int, name: str, error: str | None, *, is_own: bool) -> str | None:

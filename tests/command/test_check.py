@@ -98,6 +98,15 @@ def test_a_dead_device_is_named_first() -> None:
     assert lines[-1] == "1 problem"
 
 
+@pytest.mark.slow
+@on_simulated_gpus
+def test_check_of_one_of_two_dead_devices_names_it() -> None:
+    errors = {"cuDevicePrimaryCtxRetain*@0": 999, "cuDevicePrimaryCtxRetain*@1": 999}
+    program = "import torch\nfrom accelerator._command import check\nprint(check.run(1).dead)"
+    done = python(program, simulated_environment(gpus=3, errors=errors))
+    assert done.stdout.startswith("cuda:1 (Simulated GPU) is broken: "), done.stdout + done.stderr
+
+
 @on_simulated_gpus
 def test_broken_driver_is_one_problem() -> None:
     done = check(simulated_environment(gpus=2, driver="broken"))
@@ -324,7 +333,8 @@ def test_an_area_names_the_devices_on_which_it_passed(monkeypatch: pytest.Monkey
     def use(names: list[str], usable: list[int]) -> None:
         devices = tuple(DEVICES[0]._replace(index=i, name=name) for i, name in enumerate(names))
         monkeypatch.setattr(accelerator, "visible_devices", lambda: devices)
-        monkeypatch.setattr(accelerator, "usable_devices", lambda: tuple(devices[i] for i in usable))
+        errors = [None if i in usable else f"cuda:{i} is broken" for i in range(len(devices))]
+        monkeypatch.setattr(check_command.usability, "errors", lambda _: errors)
 
     def replace(name: str) -> None:
         def area(index: int | None = None) -> str:
@@ -340,7 +350,7 @@ def test_an_area_names_the_devices_on_which_it_passed(monkeypatch: pytest.Monkey
     monkeypatch.setattr(check_command.check_areas, "devices_in_turn", lambda indices: f"saw {indices}")
     monkeypatch.setattr(check_command.all_reduce, "across", lambda indices: f"saw {indices}")
     monkeypatch.setattr(check_command, "_on_current_device", lambda each: each)
-    monkeypatch.setattr(accelerator, "unavailable_reason", lambda *, strict=False: "cuda:1 is broken" if strict else None)
+    monkeypatch.setattr(accelerator, "unavailable_reason", lambda: None)
     monkeypatch.setattr(accelerator, "device_name", lambda: "cuda")
     monkeypatch.setattr(accelerator.simulation, "is_simulated", lambda: False)
 
@@ -375,6 +385,9 @@ def test_an_area_names_the_devices_on_which_it_passed(monkeypatch: pytest.Monkey
     assert (found.dead, found.passed) == ("cuda:1 is broken", False)
     assert (passed["monitoring"], passed["streams"]) == (("all devices", "saw"), ("cuda:0, cuda:2", "saw"))
     assert (passed["devices"], passed["memory"]) == ((None, "saw [0, 2]"), ("cuda:0", "saw"))
+
+    use(["A", "B", "A"], [0])
+    assert [run(only)[0].dead for only in (None, 0, 1, 2)] == ["cuda:1 is broken", None, "cuda:1 is broken", "cuda:2 is broken"]
 
     use(["A", "B"], [0, 1])
     found, passed = run()

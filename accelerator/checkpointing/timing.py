@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from .. import streams
+from .._machine import process
 
 if TYPE_CHECKING:
     from .configuration import Settings
@@ -26,6 +27,12 @@ class RegionTimes(NamedTuple):
 
 _times: dict[str, RegionTimes] = {}
 _lock = threading.Lock()
+
+
+@process.reset_after_fork
+def _reset_after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
 
 
 def region_times(*, clear: bool = False) -> dict[str, RegionTimes]:

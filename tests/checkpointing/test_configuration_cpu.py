@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import signal
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,9 @@ import pytest
 import torch
 
 from accelerator import checkpointing, streams
-from accelerator.checkpointing import configuration, groups
+from accelerator.checkpointing import configuration, groups, timing
 from accelerator.checkpointing.configuration import Settings
+from tests.programs import in_child
 
 
 @pytest.fixture(autouse=True)
@@ -204,6 +207,17 @@ def test_setters() -> None:
     checkpointing.configure(partition_activations=True, contiguous_checkpointing=True, num_checkpoints=2)
     with pytest.raises(ValueError, match="needs partition_activations"):
         checkpointing.partition_activations_in_checkpoint(False)
+
+
+@pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")
+def test_region_times_in_a_child_that_was_forked_while_a_region_ended() -> None:
+    def read() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        checkpointing.region_times()
+
+    with timing._lock:
+        in_child(read)
 
 
 def test_region_times_of_nested_checkpoints() -> None:

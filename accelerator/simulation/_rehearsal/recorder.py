@@ -125,8 +125,8 @@ def _before(original: Callable[..., Any], function: Callable[..., object]) -> Ca
 
 def _forget() -> None:
     """A forked child is a rank of its own if it initializes CUDA itself."""
-    global _is_started
-    _is_started = False
+    global _is_started, _write_lock
+    _is_started, _write_lock = False, threading.Lock()  # a thread of the parent may have held the lock
     for of_parent in (_kept, _out_of_memory, _peaks, _rank_of_group, _started_at):
         of_parent.clear()
     forget_noted()

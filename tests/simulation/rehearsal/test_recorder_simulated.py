@@ -6,6 +6,7 @@ import ctypes
 import importlib
 import os
 import resource
+import signal
 import sys
 import threading
 import types
@@ -14,6 +15,8 @@ from typing import Any
 
 import pytest
 import torch
+
+from tests.programs import in_child
 
 recorder: Any = importlib.import_module("_accelerator_simulation._rehearsal.recorder")
 known_values: Any = importlib.import_module("_accelerator_simulation._kernels.known_values")
@@ -259,3 +262,17 @@ def test_the_advice_to_a_world_that_nobody_starts() -> None:
         with pytest.raises(ValueError, match=message) as caught:
             init(message)
         assert str(caught.value) == (f"{message}; {advice}" if "variable" in message else message)
+
+
+def test_a_child_writes_that_was_forked_during_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def write() -> None:
+        signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        signal.alarm(20)
+        recorder._forget()  # a rehearsed process calls it after a fork
+        recorder._started_at.append(0.0)
+        recorder._write()
+
+    monkeypatch.setattr(recorder, "_folder", str(tmp_path))
+    with recorder._write_lock:
+        in_child(write)
+    assert len(list(tmp_path.glob("*.json"))) == 1

@@ -51,7 +51,16 @@ def across(indices: Sequence[int]) -> str:
         return f"this torch has no {backend}"
     with tempfile.TemporaryDirectory(prefix="accelerator-check-") as directory:
         path = os.path.join(directory, "store")
-        ranks = [_fork(backend, path, rank, index, len(indices)) for rank, index in enumerate(indices)]
+        ranks: list[tuple[int, int]] = []
+        try:
+            for rank, index in enumerate(indices):
+                ranks.append(_fork(backend, path, rank, index, len(indices)))
+        except BaseException:
+            for pid, pipe in ranks:
+                os.kill(pid, signal.SIGKILL)
+                os.waitpid(pid, 0)
+                os.close(pipe)
+            raise
         problems = _wait(ranks)
     if problems:
         raise Failed([(indices[rank], problem) for rank, problem in sorted(problems.items())])
@@ -101,7 +110,12 @@ def _fork(backend: str, path: str, rank: int, index: int, size: int) -> tuple[in
 
     dist: Any = torch.distributed
     reader, writer = os.pipe()
-    pid = os.fork()
+    try:
+        pid = os.fork()
+    except OSError:
+        os.close(reader)
+        os.close(writer)
+        raise
     if pid:
         os.close(writer)
         return pid, reader

@@ -106,3 +106,33 @@ def test_a_failure_shortens_the_wait_for_the_others(monkeypatch: pytest.MonkeyPa
     begin = time.monotonic()
     assert all_reduce._wait([start(RANKS[kind]) for kind in ("silent", "cause", "silent")]) == {1: CAUSE}
     assert time.monotonic() - begin < 10 < all_reduce.DEADLINE_S
+
+
+def test_a_fork_that_fails_leaves_no_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    started: list[int] = []
+    pipes: list[int] = []
+    fork, pipe = os.fork, os.pipe
+
+    def fork_once() -> int:
+        if started:
+            raise BlockingIOError("Resource temporarily unavailable")
+        pid = fork()
+        started.append(pid)
+        return pid
+
+    def make_pipe() -> tuple[int, int]:
+        pipes.extend(pipe())
+        return pipes[-2], pipes[-1]
+
+    monkeypatch.setattr(all_reduce.acc, "communication_backend_name", lambda: "gloo")
+    monkeypatch.setattr(all_reduce, "reduce", lambda *arguments: time.sleep(60))
+    monkeypatch.setattr(os, "fork", fork_once)
+    monkeypatch.setattr(os, "pipe", make_pipe)
+    with pytest.raises(BlockingIOError):
+        all_reduce.across([0, 1])
+    with pytest.raises(ChildProcessError):
+        os.waitpid(started[0], os.WNOHANG)
+    for end in pipes:
+        with pytest.raises(OSError, match="Bad file descriptor"):
+            os.fstat(end)

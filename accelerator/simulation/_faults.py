@@ -46,7 +46,11 @@ def inject_fault(fault: str | Mapping[str, Any]) -> None:
     own_node = int(_settings.read("node") or 0)
     if parsed.node not in (None, own_node):
         raise ValueError(f"fault {parsed.words!r}: this process is on node {own_node}")
-    problem = _function("libcuda.so.1", "add")(None, _fault_table.encode([parsed]).encode(), 0)
+    try:
+        add_here = _function("libcuda.so.1", "add")
+    except OSError as error:
+        raise RuntimeError(f"this process has no simulated GPUs: its driver cannot be loaded: {error}") from error
+    problem = add_here(None, _fault_table.encode([parsed]).encode(), 0)
     if problem is not None:
         raise RuntimeError(problem.decode())
 

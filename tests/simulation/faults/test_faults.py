@@ -81,6 +81,19 @@ print((x + 1).sum().item(), error(synchronize, 0), sep="|")
     assert len(re.findall(line, done.stderr)) == 1, done.stderr
 
 
+def test_a_machine_without_a_driver_has_no_gpu_for_a_fault() -> None:
+    program = """
+import torch
+from accelerator import simulation
+try:
+    simulation.inject_fault("xid=31")
+except RuntimeError as error:
+    print(error)
+"""
+    done = support.python(program, simulated_environment(gpus=1, driver="absent"))
+    assert done.stdout.startswith("this process has no simulated GPUs"), done.stderr
+
+
 def test_launch_blocking_raises_at_the_op() -> None:
     program = "y.add_(1)\nprint(error(y.add_, 1))"
     faults = ["xid=94,gpu=1,after_ops=2"]

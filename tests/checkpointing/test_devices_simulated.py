@@ -426,7 +426,8 @@ def test_gather_moves_an_activation_of_one_dimension() -> None:
     (whole,) = checkpointing.gather_partitioned_activations(pairs, "cuda")
     assert whole.device == x.device
     assert torch.equal(whole, x)
-    assert whole.is_leaf and whole.requires_grad
+    assert whole.is_leaf
+    assert whole.requires_grad
 
 
 def test_function_gets_a_copy_of_the_device_slot() -> None:

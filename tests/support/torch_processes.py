@@ -37,7 +37,9 @@ from typing import Any
 _READ_LATER = (
     r"(ACCELERATOR_BACKEND|(CUDA|HIP|ROCR)_VISIBLE_DEVICES"
     r"|CUDA_DEVICE_ORDER|PYTORCH_NVML_BASED_CUDA_CHECK|HOSTACC_SWITCHES|PYTEST_\w+|SLURMD?_\w+|TORCHINDUCTOR_CACHE_DIR"
-    r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT)="
+    r"|TRITON_CACHE_DIR|GLOO_SOCKET_IFNAME|RANK|LOCAL_RANK|WORLD_SIZE|MASTER_ADDR|MASTER_PORT|CC|CUDA_LAUNCH_BLOCKING"
+    # Inductor sets a variable of this prefix in the process of pytest, to an address.
+    r"|_TORCHINDUCTOR_\w+)="
     r"|PYTORCH_(CUDA_)?ALLOC_CONF=(?!.*backend)"
 )
 # A parent ends after this time without a program, because each occupies memory.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import cache
+
 import pytest
 
 from tests import support
@@ -9,7 +11,7 @@ from tests.support import simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("assertions")]
 
 PRELUDE = """
 import torch
@@ -55,26 +57,39 @@ CALLS = {
 }
 
 
-def run(program: str, **variables: str) -> tuple[list[str], str]:
-    done = support.python(PRELUDE + program, simulated_environment(variables, gpus=2))
+def run(program: str, gpus: int = 1, **variables: str) -> tuple[list[str], str]:
+    done = support.python(PRELUDE + program, simulated_environment(variables, gpus=gpus))
     assert done.returncode == 0, done.stderr
     return done.stdout.splitlines(), done.stderr
 
 
+@cache
+def outcomes() -> dict[str, tuple[list[str], str]]:
+    """Return what each call prints and writes to stderr, if each has a GPU of its own, which it breaks."""
+    program = "import sys\n"
+    for gpu, (_, call) in enumerate(CALLS.values()):
+        valid = call.replace("(bad == 0)", "x").replace("bad", "torch.zeros_like(bad)").replace("x + 1", "x")
+        program += f"""
+print("next call", file=sys.stderr, flush=True)
+with torch.cuda.device({gpu}):
+    x, bad = torch.ones(3, 4, device="cuda"), torch.tensor([9], device="cuda")
+    try:
+        {valid.replace("!=", "==").replace("+ 90", "+ 1")}
+    except IndexError:
+        pass
+    print(error(lambda: {call}))
+    print(error(torch.cuda.synchronize), error(lambda: x + 1), error(x.cpu), sep="|")
+print((torch.ones(2, device="cuda:{len(CALLS)}") + 1).sum().item())
+"""
+    lines, errors = run(program, gpus=len(CALLS) + 1)
+    triples, parts = zip(lines[0::3], lines[1::3], lines[2::3], strict=True), errors.split("next call\n")[1:]
+    return {op: ([*triple], part) for op, triple, part in zip(CALLS, triples, parts, strict=True)}
+
+
 @pytest.mark.parametrize("op", CALLS)
 def test_the_call_returns_and_the_next_one_raises(op: str) -> None:
-    assertion, call = CALLS[op]
-    valid = call.replace("(bad == 0)", "x").replace("bad", "torch.zeros_like(bad)").replace("x + 1", "x")
-    program = f"""
-try:
-    {valid.replace("!=", "==").replace("+ 90", "+ 1")}
-except IndexError:
-    pass
-print(error(lambda: {call}))
-print(error(torch.cuda.synchronize), error(lambda: x + 1), error(x.cpu), sep="|")
-print((torch.ones(2, device="cuda:1") + 1).sum().item())
-"""
-    lines, errors = run(program)
+    assertion, _ = CALLS[op]
+    lines, errors = outcomes()[op]
     assert lines[0] == "None", errors
     assert lines[1] in ("|".join([name] * 3) for name in NAMES)
     assert lines[2] == "4.0"

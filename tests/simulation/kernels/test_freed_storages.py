@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from functools import cache
+
 import pytest
 
 from tests import support
@@ -9,26 +12,26 @@ from tests.support import simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = [linux_only, needs_cuda_torch]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("freed storages")]
 
-# Sizes and an offset beyond the first pages of the address space too. The engine handles calls from the second on.
+PRELUDE = """
+import torch, sys
+
+def error(call):
+    try:
+        call()
+        torch.cuda.synchronize()
+    except RuntimeError as raised:
+        return str(raised).partition("\\n")[0]
+"""
+# Sizes and an offset beyond the first pages of the address space too. Each call has a GPU of its own, which it breaks.
 PROGRAM = """
-import torch
-
-{first}
-whole = torch.ones(3 * 2**20, device="cuda")
-x, y = whole[{start}:], torch.ones(3 * 2**20 - {start}, device="cuda")
-whole.untyped_storage().resize_(0)
-try:
-    {call}
-    torch.cuda.synchronize()
-except RuntimeError as error:
-    print(str(error).partition("\\n")[0])
-try:
-    y + 1
-    torch.cuda.synchronize()
-except RuntimeError as error:
-    print(str(error).partition("\\n")[0])
+print("next call", file=sys.stderr, flush=True)
+with torch.cuda.device({gpu}):
+    whole = torch.ones(3 * 2**20, device="cuda")
+    x, y = whole[{start}:], torch.ones(3 * 2**20 - {start}, device="cuda")
+    whole.untyped_storage().resize_(0)
+    print(error(lambda: {call}), error(lambda: y.neg()), sep="|")
 """
 CALLS = {
     "x + 1": "aten::add.Tensor accesses self",
@@ -41,16 +44,33 @@ CALLS = {
 }
 
 
-@pytest.mark.parametrize("start", [0, 5, 2**20])
+STARTS = (0, 5, 2**20)
+
+
+@cache
+def outcomes(cases: tuple[tuple[str, int], ...], by_engine: bool) -> dict[tuple[str, int], list[str]]:
+    """Run calls in one process, and return the two errors of each and what it writes to stderr."""
+    first = "x = y = torch.ones(3, device='cuda')\n" + "".join(f"{call}\n" * 2 for call in CALLS) if by_engine else ""
+    programs = (PROGRAM.format(gpu=gpu, call=call, start=start) for gpu, (call, start) in enumerate(cases))
+    done = support.python(PRELUDE + first + "".join(programs), simulated_environment(gpus=len(cases)))
+    assert done.returncode == 0, done.stderr
+    lines, parts = done.stdout.splitlines(), done.stderr.split("next call\n")[1:]
+    return {case: [*line.split("|"), part] for case, line, part in zip(cases, lines, parts, strict=True)}
+
+
+@pytest.mark.parametrize("start", STARTS)
 @pytest.mark.parametrize("by_engine", [False, True])
 @pytest.mark.parametrize("call", CALLS)
 def test_an_op_on_freed_memory_breaks_the_context(call: str, by_engine: bool, start: int) -> None:
-    first = "x = y = torch.ones(3, device='cuda')\n" + f"{call}\n" * 2 if by_engine else ""
-    program = PROGRAM.format(first=first, call=call, start=start)
-    done = support.python(program, simulated_environment(gpus=1))
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.splitlines() == ["CUDA error: an illegal memory access was encountered"] * 2
-    assert f"{CALLS[call]} on cuda:0, whose memory was freed" in done.stderr
+    if by_engine:  # which handles the calls of an op from the second in a process on
+        cases = tuple(itertools.product(CALLS, STARTS))
+    elif call == "torch.add(y, x)":  # the op of x + 1
+        cases = ((call, start),)
+    else:
+        cases = tuple((each, start) for each in CALLS if each != "torch.add(y, x)")
+    *errors, said = outcomes(cases, by_engine)[call, start]
+    assert errors == ["CUDA error: an illegal memory access was encountered"] * 2
+    assert f"{CALLS[call]} on cuda:{cases.index((call, start))}, whose memory was freed" in said
 
 
 def test_sizes_views_and_new_memory_of_a_freed_storage() -> None:

@@ -256,29 +256,48 @@ x.add_(1)
 }
 
 
+def in_one_process(programs: dict[str, str]) -> str:
+    """Return a program that runs others, each as the file of its name."""
+    return f"""
+import torch
+for name, program in {programs!r}.items():
+    names = {{}}
+    exec(compile(program, name, "exec"), names)
+    torch.cuda.synchronize()
+"""
+
+
 @pytest.mark.parametrize("side", support.sample([512, 513, 1500], 513))
-@pytest.mark.parametrize("name", TRANSFERS)
-def test_large_transfers_of_rehearsals(name: str, side: int) -> None:
+def test_large_transfers_of_rehearsals(side: int) -> None:
     """Those of over 1 MiB are not performed."""
     racy, ordered = (
-        LARGE
-        + TRANSFERS[name].format(
-            side=side,
-            wait="torch.cuda.current_stream().wait_stream(copies)" if is_ordered else "",
-            synchronize="torch.cuda.synchronize()" if is_ordered else "",
+        in_one_process(
+            {
+                name: LARGE
+                + program.format(
+                    side=side,
+                    wait="torch.cuda.current_stream().wait_stream(copies)" if is_ordered else "",
+                    synchronize="torch.cuda.synchronize()" if is_ordered else "",
+                )
+                for name, program in TRANSFERS.items()
+            }
         )
         for is_ordered in (False, True)
     )
     assert run(ordered, compute=False) == []
     found = run(racy, compute=False)
-    assert len(found) == 3
+    for place in (found[1::3], found[2::3]):
+        assert [line.rpartition(": ")[2].partition(":")[0] for line in place] == list(TRANSFERS)
     assert found == run(racy)
 
 
-@pytest.mark.parametrize("call", ["x.cpu()", "host.copy_(x)", "x.copy_(host)", "plain.copy_(x, non_blocking=True)"])
-def test_waiting_transfers_of_rehearsals_order(call: str) -> None:
+WAITING = ("x.cpu()", "host.copy_(x)", "x.copy_(host)", "plain.copy_(x, non_blocking=True)")
+
+
+def test_waiting_transfers_of_rehearsals_order() -> None:
     """A copy without ``non_blocking``, or to pageable memory, is over when it returns."""
-    program = f"""
+    programs = {
+        call: f"""
 import torch
 x = torch.ones(1000, 1000, device="cuda")
 host, plain = torch.empty(1000, 1000, pin_memory=True), torch.empty(1000, 1000)
@@ -290,6 +309,9 @@ host[0].fill_(1)
 host[0].tolist()
 x.add_(1)
 """
+        for call in WAITING
+    }
+    program = in_one_process(programs)
     assert run(program, compute=False) == run(program) == []
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import accelerator
+from accelerator.__main__ import main
 from tests.support import plain_environment, sample, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
@@ -45,11 +46,22 @@ def run(*arguments: str, environment: dict[str, str] | None = None, **options: A
         (["--color", "sometimes"], "invalid choice: 'sometimes'"),
     ],
 )
-def test_wrong_usage(arguments: list[str], message: str) -> None:
-    done = run(*arguments)
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    try:
+        status: object = main(arguments)
+    except SystemExit as end:
+        status = end.code
+    output, errors = capsys.readouterr()
+    assert (status, output) == (2, "")
+    assert message in errors
+    assert errors.startswith("python -m accelerator")
+    assert errors.count("\n") == 1
+
+
+def test_exit_status_of_wrong_usage() -> None:
+    done = run("--nonsense")
     assert (done.returncode, done.stdout) == (2, "")
-    assert message in done.stderr
-    assert done.stderr.startswith("python -m accelerator")
+    assert done.stderr.startswith("python -m accelerator: unrecognized arguments: --nonsense")
     assert done.stderr.count("\n") == 1
 
 

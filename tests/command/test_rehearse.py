@@ -597,10 +597,18 @@ def test_command_that_does_not_start() -> None:
         (["--memory", "much"], "memory must be bytes or a size"),
     ],
 )
-def test_wrong_usage(options: list[str], message: str) -> None:
-    done = rehearse(*options, command=["true"])
+def test_wrong_usage(options: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert _rehearse.main([*options, "--", "true"]) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert errors.startswith(f"python -m accelerator rehearse: {message}")
+    assert errors.count("\n") == 1
+
+
+def test_exit_status_of_wrong_usage() -> None:
+    done = rehearse("--memory", "much", command=["true"])
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr.startswith(f"python -m accelerator rehearse: {message}")
+    assert done.stderr.startswith("python -m accelerator rehearse: memory must be bytes or a size")
     assert done.stderr.count("\n") == 1
 
 

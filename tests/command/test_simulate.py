@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from accelerator._command.simulate import main
 from accelerator._machine import torch_build
 from tests.support import simulated_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, make_compiler, python
@@ -124,35 +125,50 @@ def test_output_and_later_arguments_are_the_commands() -> None:
 
 @takes_cuda_build
 @pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "no command: give one after --"),
+        (["--gpus", "2", "--"], "no command: give one after --"),
+        (["--", ""], "no command: give one after --"),
+        (["--build", "/proc/no", "--", "true"], "--build takes no command"),
+        (["--build", "/proc/no"], "cannot build into /proc/no: "),
+        (["--build", ""], "--build needs a folder"),
+        (["--nvlink", "yes", "--", "true"], "'yes' is not all, off, or a group for each GPU"),
+        (["--nvlink", "all", "--nvlink", "0", "--", "true"], "nvlink must be all, or off or a group for each GPU, not both"),
+        (["--numa", "all", "--", "true"], "'all' is not a node for each GPU"),
+        (["--gpus", "many", "--", "true"], "'many' is not a number of GPUs"),
+        (["--gpus", "\uff12", "--", "true"], "'\uff12' is not a number of GPUs"),
+        (["--gpus", "1_0", "--", "true"], "'1_0' is not a number of GPUs"),
+        (["--mig", "\uff12", "--", "true"], "'\uff12' is not a number of instances or off"),
+        (["--numa", "\uff12", "--", "true"], "'\uff12' is not a node for each GPU"),
+        (["--memory", "8", "--", "true"], 'not 8 bytes; did you mean "8GiB"?'),
+        (["--gpus", "500", "--", "true"], "gpus must be between 0 and 128, not 500"),
+        (["--memory", "much", "--", "true"], "memory must be bytes or a size"),
+        (["--mig", "yes", "--", "true"], "'yes' is not a number of instances or off"),
+        (["--fill", "ones", "--", "true"], "invalid choice: 'ones' (choose from"),
+        (["--compile", "ptx", "--", "true"], "invalid choice: 'ptx'"),
+        (["--driver", "new", "--", "true"], "invalid choice: 'new'"),
+        (["--gpu", "2", "--", "true"], "--gpu"),
+    ],
+)
+def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(arguments) == 2
+    output, errors = capsys.readouterr()
+    assert output == ""
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@takes_cuda_build
+@pytest.mark.parametrize(
     ("arguments", "status", "message"),
     [
-        ([], 2, "no command: give one after --"),
-        (["--gpus", "2", "--"], 2, "no command: give one after --"),
-        (["--", ""], 2, "no command: give one after --"),
-        (["--build", "/proc/no", "--", "true"], 2, "--build takes no command"),
-        (["--build", "/proc/no"], 2, "cannot build into /proc/no: "),
-        (["--build", ""], 2, "--build needs a folder"),
-        (["--nvlink", "yes", "--", "true"], 2, "'yes' is not all, off, or a group for each GPU"),
-        (["--nvlink", "all", "--nvlink", "0", "--", "true"], 2, "nvlink must be all, or off or a group for each GPU, not both"),
-        (["--numa", "all", "--", "true"], 2, "'all' is not a node for each GPU"),
-        (["--gpus", "many", "--", "true"], 2, "'many' is not a number of GPUs"),
-        (["--gpus", "\uff12", "--", "true"], 2, "'\uff12' is not a number of GPUs"),
-        (["--gpus", "1_0", "--", "true"], 2, "'1_0' is not a number of GPUs"),
-        (["--mig", "\uff12", "--", "true"], 2, "'\uff12' is not a number of instances or off"),
-        (["--numa", "\uff12", "--", "true"], 2, "'\uff12' is not a node for each GPU"),
-        (["--memory", "8", "--", "true"], 2, 'not 8 bytes; did you mean "8GiB"?'),
-        (["--gpus", "500", "--", "true"], 2, "gpus must be between 0 and 128, not 500"),
         (["--memory", "much", "--", "true"], 2, "memory must be bytes or a size"),
-        (["--mig", "yes", "--", "true"], 2, "'yes' is not a number of instances or off"),
-        (["--fill", "ones", "--", "true"], 2, "invalid choice: 'ones' (choose from"),
-        (["--compile", "ptx", "--", "true"], 2, "invalid choice: 'ptx'"),
-        (["--driver", "new", "--", "true"], 2, "invalid choice: 'new'"),
-        (["--gpu", "2", "--", "true"], 2, "--gpu"),
         (["--", "no-such-command"], 127, "python -m accelerator simulate: no-such-command: command not found"),
         (["--", "/etc/passwd"], 126, "/etc/passwd: Permission denied"),
     ],
 )
-def test_wrong_usage(arguments: list[str], status: int, message: str) -> None:
+def test_exit_status_if_there_is_nothing_to_run(arguments: list[str], status: int, message: str) -> None:
     done = simulate(*arguments)
     assert (done.returncode, done.stdout) == (status, "")
     assert message in done.stderr
@@ -288,9 +304,9 @@ def test_terminal_interrupt_reaches_the_command_once() -> None:
 import signal
 signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
 print("ready", flush=True)
-for _ in range(5):
+for _ in range(2):
     codes = []
-    while (received := signal.sigtimedwait({signal.SIGINT}, 0.5 if codes else 60)) is not None:
+    while (received := signal.sigtimedwait({signal.SIGINT}, 0.3 if codes else 60)) is not None:
         codes.append(received.si_code)
     print("from the kernel" if codes == [128] else f"sent by {codes}", flush=True)
 """
@@ -299,14 +315,14 @@ for _ in range(5):
         os.chdir(REPOSITORY)
         os.execv(sys.executable, [sys.executable, "-c", SIMULATE, "--", sys.executable, "-c", program])
     output = b""
-    for signal_number in range(6):
+    for signal_number in range(3):
         deadline = time.monotonic() + DEADLINE
         while output.count(b"\n") <= signal_number and time.monotonic() < deadline:
             output += os.read(terminal, 1000)
-        if signal_number < 5:
+        if signal_number < 2:
             os.write(terminal, b"\x03")
     lines = output.replace(b"^C", b"").split(b"\r\n")
-    assert lines == [b"ready", *[b"from the kernel"] * 5, b""]
+    assert lines == [b"ready", *[b"from the kernel"] * 2, b""]
     assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
     os.close(terminal)
 

@@ -215,7 +215,7 @@ def test_threads_of_two_devices_share_one_recomputation() -> None:
             alive.append(1)
             most.append(len(alive))
             one, two = a.sin().exp(), b.sin().exp()
-            time.sleep(0.2)  # in which the other thread would begin, if it did
+            time.sleep(0.1)  # in which the other thread would begin, if it did
             alive.pop()
             return one.cos(), two.cos()
 

@@ -238,7 +238,7 @@ def test_environment_changed_during_a_probe() -> None:
     program = """
         import threading
         from accelerator._machine import driver_child, driver_probe
-        slow = driver_probe._source().replace("def main(", "import time; time.sleep(1.0)\\ndef main(", 1)
+        slow = driver_probe._source().replace("def main(", "import time; time.sleep(0.3)\\ndef main(", 1)
         source, has_started, results = driver_probe._source, threading.Event(), []
         driver_probe._source = lambda: has_started.set() or slow
         thread = threading.Thread(target=lambda: results.append(len(acc.visible_devices())))
@@ -252,12 +252,12 @@ def test_environment_changed_during_a_probe() -> None:
     assert run_program(program, gpus=3, nvml="absent") == [[3], 1, 1, 1]
 
 
-@pytest.mark.parametrize("seconds", [1, pytest.param(10, marks=pytest.mark.slow)])
-def test_concurrent_queries_raise_no_unexpected_error(seconds: int) -> None:
+@pytest.mark.parametrize("seconds", [0.5, pytest.param(10, marks=pytest.mark.slow)])
+def test_concurrent_queries_raise_no_unexpected_error(seconds: float) -> None:
     program = """
         import threading
         sys.setswitchinterval(1e-5)
-        stop, wrong = time.monotonic() + int(sys.argv[1]), []
+        stop, wrong = time.monotonic() + float(sys.argv[1]), []
         def change():
             while time.monotonic() < stop:
                 os.environ["CUDA_VISIBLE_DEVICES"] = "0"

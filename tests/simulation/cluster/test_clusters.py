@@ -401,7 +401,7 @@ class TestSignals:
         # Node 0 has ended while node 1 still tidies up. A signal just before signal.pause() would not end the pause.
         program = f"""
 import os, signal, sys, time
-signal.signal({int(number)}, lambda *_: (time.sleep(int(os.environ["SLURM_NODEID"])), print("tidied up"), sys.exit(5)))
+signal.signal({int(number)}, lambda *_: (time.sleep(0.3 * int(os.environ["SLURM_NODEID"])), print("tidied up"), sys.exit(5)))
 print("ready", flush=True)
 while True:
     time.sleep(0.05)

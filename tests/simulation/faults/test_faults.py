@@ -219,7 +219,7 @@ with torch.cuda.device(1):
     graph = torch.cuda.CUDAGraph()
     with torch.cuda.graph(graph):
         y.add_(1).mul_(2)
-    simulation.inject_fault("slow=100ms,gpu=1")
+    simulation.inject_fault("slow=50ms,gpu=1")
     start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
     start.record()
     graph.replay()
@@ -227,7 +227,7 @@ with torch.cuda.device(1):
     end.synchronize()
     replay = start.elapsed_time(end)
 slow, host = measured(1)
-print(2000 <= slow < 2500, host < 1, measured(0)[0] < 500, 200 <= replay < 700)
+print(1000 <= slow < 2500, host < 1, measured(0)[0] < 500, 100 <= replay < 700)
 """
     assert output(program) == ["True True True True"]
 
@@ -249,11 +249,11 @@ print(0.3 < time.monotonic() - begin < 20, event.query(), y.sum().item())
 def test_the_longest_of_two_hangs_counts() -> None:
     program = """
 begin = time.monotonic()
-simulation.inject_fault("hang,gpu=1,for=1")
-simulation.inject_fault("hang,gpu=1,for=0.1")
+simulation.inject_fault("hang,gpu=1,for=0.4")
+simulation.inject_fault("hang,gpu=1,for=0.05")
 y.add_(1)
 synchronize(1)
-print(0.9 < time.monotonic() - begin < 20)
+print(0.35 < time.monotonic() - begin < 20)
 """
     assert output(program) == ["True"]
 
@@ -414,23 +414,19 @@ print(error(y.add_, 1), error(synchronize, 0), sep="|", flush=True)
 
 
 def test_clear_ends_a_hang_before_its_time_and_events_show_it(tmp_path: Path) -> None:
-    state = tmp_path / "state"
     program = """
-print("begun", flush=True)
+import subprocess
 begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
 begin.record(torch.cuda.current_stream(1))
 simulation.inject_fault("hang,gpu=1,for=600")
 y.add_(1)
 end.record(torch.cuda.current_stream(1))
 print(end.query(), flush=True)
+clear = subprocess.Popen([sys.executable, "-m", "accelerator", "fault", "clear", "gpu=1"], stdout=subprocess.DEVNULL)
 synchronize(1)
-print(0 < begin.elapsed_time(end) < 60_000, y.sum().item(), flush=True)
+print(clear.wait(), 0 < begin.elapsed_time(end) < 60_000, y.sum().item())
 """
-    with start(program, state) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "False\n"
-        fault(state, "clear", "gpu=1")
-        assert process.communicate(timeout=60) == ("True 8.0\n", "")
+    assert output(program, state=tmp_path / "state") == ["False", "0 True 8.0"]
 
 
 def test_clear_of_a_gpu_leaves_the_faults_of_ranks_that_wait(tmp_path: Path) -> None:

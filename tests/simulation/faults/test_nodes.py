@@ -21,7 +21,7 @@ TWO_NODES = 'import os, sys, time; node = os.environ["PET_NODE_RANK"]; {}'
 @takes_cuda_build
 @pytest.mark.torch_free
 def test_the_other_nodes_go_on_and_the_last_one_decides() -> None:
-    program = TWO_NODES.format('time.sleep(node == "1"); print("ended"); sys.exit(3 if node == "0" else {})')
+    program = TWO_NODES.format('time.sleep(0.5 * (node == "1")); print("ended"); sys.exit(3 if node == "0" else {})')
     for status in (0, 5):
         command = ("--nodes", "2", "--on-node-failure", "continue", "--", sys.executable, "-c", program.format(status))
         done = simulate(*command)
@@ -33,9 +33,10 @@ RESTARTED = """
 import os, subprocess, sys, time
 from pathlib import Path
 
-failed = Path(sys.argv[1])
+failed, again = Path(sys.argv[1]), Path(sys.argv[1] + ".again")
 if os.environ["PET_NODE_RANK"] == "1":
     if failed.exists():
+        again.touch()
         print("again", flush=True)
         sys.exit(0)
     failed.touch()
@@ -46,7 +47,8 @@ while (done := subprocess.run(command, capture_output=True, text=True)).returnco
         "python -m accelerator fault: no node 1 has failed in a cluster that runs with --on-node-failure continue\\n"
     ), done.stderr
     time.sleep(0.1)
-time.sleep(1)  # node 1 starts again while this node runs
+while not again.exists():  # node 1 starts again while this node runs
+    time.sleep(0.05)
 """
 
 

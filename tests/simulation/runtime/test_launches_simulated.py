@@ -65,7 +65,7 @@ def test_a_kernel_with_a_similar_name_is_refused(runtime: ctypes.CDLL, name: byt
 
 def test_spin_kernel(runtime: ctypes.CDLL) -> None:
     stream = torch.cuda.Stream()
-    assert launch(runtime, register(runtime, SPIN), ctypes.c_int64(1000 * MILLISECOND), stream=stream) == 0
+    assert launch(runtime, register(runtime, SPIN), ctypes.c_int64(500 * MILLISECOND), stream=stream) == 0
     assert not stream.query()
 
 

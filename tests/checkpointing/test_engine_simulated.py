@@ -15,8 +15,8 @@ from tests.support.checkpointing_memory import allocated, allocated_after_backwa
 
 MEBIBYTE = 2**20
 LAYERS = 8
-# Elements of one activation: 4 MiB.
-SIZE = MEBIBYTE
+# Elements of one activation: 1 MiB.
+SIZE = MEBIBYTE // 4
 
 
 def on_host() -> int | None:
@@ -56,7 +56,7 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     before = allocated_after_backward()
     h = forward(x)
     plain = allocated_after_backward() - before
-    assert plain == (LAYERS + 1) * 4 * MEBIBYTE
+    assert plain == (LAYERS + 1) * MEBIBYTE
     del h
     assert allocated_after_backward() == before
     checkpointing.configure(**MODES[mode])
@@ -65,16 +65,16 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
     pinned = on_host()
     h = forward(x)
     # The output and the last input, which backward needs first, stay on the device.
-    assert allocated_after_backward() - before == 2 * 4 * MEBIBYTE
+    assert allocated_after_backward() - before == 2 * MEBIBYTE
     if pinned is not None:
-        assert on_host() - pinned >= LAYERS * 4 * MEBIBYTE  # type: ignore[operator]
+        assert on_host() - pinned >= LAYERS * MEBIBYTE  # type: ignore[operator]
     torch.cuda.reset_peak_memory_stats()
     at_forward = allocated()
     h.sum().backward()
     # During backward: one layer's activations, the gradients of the next layer and one prefetched input.
-    assert torch.cuda.max_memory_allocated() - at_forward <= 5 * 4 * MEBIBYTE
+    assert torch.cuda.max_memory_allocated() - at_forward <= 5 * MEBIBYTE
     del h
-    assert allocated_after_backward() - before == 4 * MEBIBYTE, "more than the gradient of x is left"
+    assert allocated_after_backward() - before == MEBIBYTE, "more than the gradient of x is left"
     # The next iteration reuses the pinned memory. torch's allocator allocates more if the copies that use it have not ended.
     acc.synchronize()
     pinned, x.grad = on_host(), None
@@ -85,7 +85,7 @@ def test_offload_moves_device_memory_to_pinned_memory(mode: str) -> None:
 @pytest.mark.parametrize("inputs", [pytest.param(1, marks=pytest.mark.slow), 3])
 def test_offload_limits_the_inputs_on_the_device(inputs: int) -> None:
     checkpointing.configure(checkpoint_in_cpu=True)
-    unit = 4 * MEBIBYTE
+    unit = MEBIBYTE
     x = torch.zeros(SIZE, device="cuda", requires_grad=True)
     held: list[int] = []
 
@@ -290,7 +290,7 @@ def test_device_buffers_are_kept_until_reset() -> None:
         forward(x).sum().backward()
         assert allocated_after_backward() == before
     checkpointing.reset()
-    assert before - allocated_after_backward() == LAYERS * 4 * MEBIBYTE
+    assert before - allocated_after_backward() == LAYERS * MEBIBYTE
 
 
 def test_synchronize_and_profile() -> None:

@@ -9,7 +9,6 @@ import contextlib
 import gc
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from functools import partial
@@ -19,6 +18,8 @@ import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
+
+from tests.support import run, simulated_environment
 
 aten = torch.ops.aten
 # Missing on a GPU that is not simulated, where this module is collected too.
@@ -181,10 +182,10 @@ for _ in range(2):
     backward = aten._scaled_dot_product_efficient_attention_backward(q, q, k, k, None, *forward, 0.0, mask)
     print([tensor.stride() for tensor in (*forward[:2], *backward[:3])])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120)
+    output = run(program, simulated_environment(gpus=2))
     of_queries, of_keys = (24 * queries, 8, 24, 1), (768, 8, 24, 1)
     length = -(-queries // 32) * 32
-    assert done.stdout.splitlines() == [str([of_queries, (3 * length, length, 1), of_queries, of_keys, of_keys])] * 2
+    assert output.splitlines() == [str([of_queries, (3 * length, length, 1), of_queries, of_keys, of_keys])] * 2
 
 
 def test_usual_calls_of_attention_run_in_the_engine(by_engine: Function) -> None:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelerator.simulation._state_folder import state_folder
+from tests.simulation.pytest_plugin.test_pytest_plugin import hide_torch
 from tests.support import plain_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
@@ -145,6 +146,7 @@ def test_an_inner_simulation_ends_alone(start: _Start, tmp_path: Path) -> None:
 def test_a_killed_pytest_ends_its_machines(
     start: _Start, tmp_path: Path, options: list[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    hide_torch(tmp_path)
     file = tmp_path / "test_killed.py"
     file.write_text(TEST.format(command=COMMAND.format(folder=tmp_path)))
     started = start(tmp_path, [*PYTEST, *options, f"{file}::{name}"], 2)
@@ -161,6 +163,7 @@ def test_a_killed_pytest_ends_its_machines(
 
 
 def test_a_killed_server_ends_its_test(start: _Start, tmp_path: Path) -> None:
+    hide_torch(tmp_path)
     file = tmp_path / "test_killed.py"
     file.write_text(SERVED.format(folder=str(tmp_path)))
     started = start(tmp_path, [*PYTEST, str(file)], 1)
@@ -171,7 +174,7 @@ def test_a_killed_server_ends_its_test(start: _Start, tmp_path: Path) -> None:
 
 def test_what_a_command_leaves_behind_stays_if_nothing_is_killed(start: _Start, tmp_path: Path) -> None:
     command = COMMAND.format(folder=tmp_path).replace("; wait", "")
-    started = start(tmp_path, [*SIMULATE, "--", "sh", "-c", f"{command}; sleep 1"], 2)
+    started = start(tmp_path, [*SIMULATE, "--", "sh", "-c", f"{command}; sleep 0.3"], 2)
     assert started.parent.wait(DEADLINE) == 0
     assert len(list(filter(_is_running, started.pids))) == 1
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+import textwrap
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = [linux_only, needs_cuda_torch]
 
 
-def figures(**machine: Any) -> dict[str, Any]:
+def figures(*, begin: str = "", **machine: Any) -> dict[str, Any]:
     """Return what a simulated machine reports of each GPU, before and after initialization."""
     program = """
         import json, subprocess, accelerator as acc
@@ -39,7 +40,7 @@ def figures(**machine: Any) -> dict[str, Any]:
             "capabilities": [f"{each.major}.{each.minor}" for each in properties],
         }))
     """
-    result: dict[str, Any] = json.loads(run(program, simulated_environment(**machine)))
+    result: dict[str, Any] = json.loads(run(begin + textwrap.dedent(program), simulated_environment(**machine)))
     return result
 
 
@@ -55,7 +56,7 @@ def test_cuda_and_nvml_report_different_totals() -> None:
 
 
 def test_other_gpus_have_one_total() -> None:
-    result = figures(gpus=1, memory="4GiB")
+    result = figures(begin="import torch\n", gpus=1, memory="4GiB")
     assert result["before"] == result["after"] == [[4 * GIB] * 3]
     assert result["cuda"] == [[4 * GIB] * 2]
     assert result["smi"] == [[4096, 0]]

@@ -14,6 +14,9 @@ from torch import nn
 from accelerator import checkpointing
 from tests.support.checkpointing_cases import OURS, Checkpoint, none, x
 
+# Run in one worker of xdist, because importing Dynamo takes seconds in each process.
+pytestmark = pytest.mark.xdist_group("compiled checkpoints")
+
 
 @pytest.fixture(autouse=True)
 def compiles_again() -> Iterator[None]:

@@ -26,6 +26,9 @@ try:
 except InvalidCxxCompiler:
     pytest.skip("needs: a C++ compiler, with which Inductor compiles for the CPU", allow_module_level=True)
 
+# Run in one worker of xdist, because importing Inductor takes seconds in each process.
+pytestmark = pytest.mark.xdist_group("compile")
+
 IS_TORCH_2_8 = torch.__version__ < (2, 9)
 CUDA = torch.device("cuda", 0)
 

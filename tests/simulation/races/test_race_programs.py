@@ -12,7 +12,7 @@ from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
 
-pytestmark = needs_cuda_torch
+pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("races")]
 programs: Any = pytest.importorskip("tests.simulation.races.programs", reason="needs torch", exc_type=ImportError)
 
 _RUN = """

@@ -19,7 +19,7 @@ import torch.distributed as dist
 from tests.simulation.nccl.ranks import MOST_SECONDS, Place, check_cuda
 from tests.support.simulation_driver import loaded_runtime
 
-PAUSE = 0.4
+PAUSE = 0.15
 """Seconds by which the last rank is late, or after which a wait is aborted: nothing shows that another rank waits.
 
 The tests check only lower bounds with it.

@@ -252,6 +252,7 @@ def main() -> None:
 
     for line in sys.stdin:
         print(json.dumps(_run(json.loads(line))), flush=True)
+    os._exit(0)  # finalizing torch would take a second
 
 
 if __name__ == "__main__":

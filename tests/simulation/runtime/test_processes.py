@@ -128,7 +128,7 @@ report(calls(), in_child(calls))
             ("libcudart.so.13", "__cudaRegisterVar", 1),
             ("libcudart.so.13", "interrupt", 1),
             ("libcudart.so.13", "place", 1),
-            ("libcudart.so.13", "cudaGetDeviceCount", 4),
+            ("libcudart.so.13", "cudaGetDeviceCount", 3),
             ("libcuda.so.1", "cuInit", 2),
             ("libnvidia-ml.so.1", "nvmlDeviceGetHandleByIndex_v2", 1),
         ],

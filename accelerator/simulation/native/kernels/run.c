@@ -170,8 +170,10 @@ static void begin_block(struct block *block, u64 number)
     block->index[2] = (u32)(number / grid[0] / grid[1]);
     block->alive = block->threads;
     block->idle_rounds = 0;
-    /* Shared memory has any content at first. Here it has always the same. */
-    memset(block->shared, run->request->fills_with_nan ? 0xff : 0, block->shared_size);
+    /* Shared memory has any content at first. Here it has always the same. A masked store of nothing to a page that was never
+     * touched, as in glibc's memset, takes longer than many a block. */
+    if (block->shared_size > 0)
+        memset(block->shared, run->request->fills_with_nan ? 0xff : 0, block->shared_size);
     for (u32 i = 0; i < block->warp_count; i++) {
         u32 lanes = block->threads - i * LANES;
         block->warps[i].alive = lanes >= LANES ? ~0u : (1u << lanes) - 1;

@@ -41,3 +41,39 @@ def test_each_test_has_its_faults_and_unfired_ones_are_warnings(tmp_path: Path) 
     assert counts(done) == {"passed": 3, "error": 1}, done.stdout + done.stderr
     assert "simulated_machine: fault 'xid=7': Xid 7 is not simulated" in done.stdout
     assert "the fault hang,after_ops=5000 never fired, after 3 ops" in done.stdout
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_a_test_sees_its_machine_after_its_module_has_asked_nvml(tmp_path: Path) -> None:
+    write(
+        tmp_path,
+        """
+        import pynvml
+        import pytest
+        import torch
+        from accelerator.simulation import is_simulated
+
+        pytestmark = pytest.mark.simulated_machine(gpus=1, faults=["xid=48,after_ops=1"])
+
+        def errors():
+            pynvml.nvmlInit()
+            handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+            arguments = pynvml.NVML_MEMORY_ERROR_TYPE_UNCORRECTED, pynvml.NVML_VOLATILE_ECC
+            return pynvml.nvmlDeviceGetTotalEccErrors(handle, *arguments)
+
+        if is_simulated():  # the session itself is not
+            assert errors() == 0
+
+        @pytest.mark.parametrize("number", range(2))
+        def test_errors_are_counted(number):
+            assert errors() == 0
+            x = torch.ones(4, device="cuda")
+            x.add_(1)
+            with pytest.raises(RuntimeError, match="uncorrectable ECC error"):
+                x.add_(1)
+            assert errors() == 1
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"passed": 2}, done.stdout + done.stderr

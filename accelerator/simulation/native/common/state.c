@@ -24,7 +24,7 @@ enum { VERSION = 3 };
 
 static struct sim_state own_state;
 static struct sim_state *opened;
-RENEWED_LOCK(opening) /* NVML opens the state in forked children too */
+static pthread_mutex_t opening = PTHREAD_MUTEX_INITIALIZER;
 
 static struct machine this_machine(void)
 {
@@ -58,8 +58,7 @@ static void prepare(struct sim_state *state)
     memcpy(state->magic, magic, sizeof magic);
 }
 
-/* Read once: other threads must not read the environment while the program writes it. Not with the configuration, because a
- * process that has read that may fork one for a test, with a state of its own. */
+/* Read once in a process: other threads must not read the environment while the program writes it. */
 static char *own_path;
 static pthread_once_t path_once = PTHREAD_ONCE_INIT;
 
@@ -74,6 +73,17 @@ const char *sim_state_path(void)
     pthread_once(&path_once, read_path);
     return own_path;
 }
+
+/* NVML opens the state in forked children too, and a process may fork one for a test, with a state of its own. What has used the
+ * parent's still may. */
+static void forget_file(void)
+{
+    pthread_mutex_init(&opening, NULL);
+    if (opened != &own_state)
+        opened = NULL;
+    path_once = (pthread_once_t)PTHREAD_ONCE_INIT;
+}
+IN_FORKED_CHILD(forget_file)
 
 /* Why the file cannot hold this machine's state, or NULL. */
 static const char *find_problem(const struct sim_state *state)

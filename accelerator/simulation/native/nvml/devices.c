@@ -4,6 +4,7 @@
 #include <stdio.h>
 #include <string.h>
 
+#include "common/fork.h"
 #include "common/state.h"
 
 enum { DEVICES_PER_GPU = 1 + SIM_MAX_INSTANCES };
@@ -27,6 +28,13 @@ bool nvml_decode(nvml_handle handle, struct nvml_device *device)
     return device->gpu < sim_config()->gpu_count &&
            (device->instance == SIM_WHOLE_GPU || device->instance < nvml_gpu(device)->instances);
 }
+
+/* A forked child opens the state itself, which may be another one. */
+static void forget_faults(void)
+{
+    used_faults = NULL;
+}
+IN_FORKED_CHILD(forget_faults)
 
 bool nvml_is_lost(int gpu)
 {

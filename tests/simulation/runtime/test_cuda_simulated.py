@@ -9,6 +9,7 @@ import ctypes
 import gc
 import re
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 import torch
@@ -155,6 +156,41 @@ class TestMemory:
         assert free - torch.cuda.mem_get_info()[0] == 64 * MIB
         assert runtime.cudaFree(address) == 0
         assert torch.cuda.mem_get_info()[0] == free
+
+    def test_hints_for_managed_memory_are_accepted(self, runtime: ctypes.CDLL) -> None:
+        class Location(ctypes.Structure):
+            _fields_ = (("type", ctypes.c_int), ("id", ctypes.c_int))
+
+        has_locations = int((torch.version.cuda or "0").split(".")[0]) >= 13
+        on_device, on_host, cpu = 1, 2, -1
+
+        def place(device: int) -> Any:
+            return Location(on_host if device == cpu else on_device, device) if has_locations else device
+
+        def prefetch(address: int | None, size: int, device: int) -> int:
+            more = (0, None) if has_locations else (None,)
+            result: int = runtime.cudaMemPrefetchAsync(ctypes.c_void_p(address), ctypes.c_size_t(size), place(device), *more)
+            return result
+
+        def advise(size: int, advice: int, device: int) -> int:
+            result: int = runtime.cudaMemAdvise(address, ctypes.c_size_t(size), advice, place(device))
+            return result
+
+        address = ctypes.c_void_p()
+        assert runtime.cudaMallocManaged(ctypes.byref(address), ctypes.c_size_t(MIB), 1) == 0
+        assert address.value is not None
+        ctypes.memset(address, 7, MIB)
+        assert [prefetch(address.value, MIB, device) for device in (0, 1, cpu)] == [0, 0, 0]
+        assert [advise(MIB, advice, device) for advice in range(1, 7) for device in (0, cpu)] == [0] * 12
+        assert ctypes.string_at(address, MIB) == bytes([7]) * MIB
+        device_memory = torch.empty(MIB, dtype=torch.uint8, device="cuda")
+        invalid_value, invalid_device = 1, 101
+        assert prefetch(address.value + 4096, MIB, 0) == prefetch(address.value, 0, 0) == invalid_value
+        assert prefetch(device_memory.data_ptr(), MIB, 0) == invalid_value
+        assert prefetch(None, MIB, 0) == advise(MIB, 0, 0) == advise(MIB, 7, 0) == invalid_value
+        assert prefetch(address.value, MIB, 2) == advise(MIB, 1, 2) == invalid_device
+        assert runtime.cudaGetLastError() == invalid_device  # torch's next call would raise it
+        assert runtime.cudaFree(address) == 0
 
     @pytest.mark.parametrize("threshold", [0, 2 * MIB, 2**64 - 1])
     def test_pool_release_threshold(self, runtime: ctypes.CDLL, threshold: int) -> None:

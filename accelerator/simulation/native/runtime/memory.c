@@ -21,6 +21,75 @@ EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags
     return finish(driver->cuMemAllocManaged((uintptr_t *)address, size, flags));
 }
 
+/* The place that a hint for managed memory names: of CUDA 13 a location, of CUDA 12 a device or a location. */
+struct location {
+    int type, id;
+};
+
+enum { ON_DEVICE = 1, ON_HOST = 2, ON_HOST_NODE = 3, ON_CURRENT_HOST_NODE = 4, CPU_DEVICE = -1 };
+
+/* The host and all GPUs see the same managed memory at all times, so that a hint about it does nothing. */
+static cudaError_t check_hint(const void *address, size_t size, struct location location)
+{
+    struct sim_memory memory;
+    if (location.type < ON_DEVICE || location.type > ON_CURRENT_HOST_NODE)
+        return ERROR_INVALID_VALUE;
+    if (location.type == ON_DEVICE && (location.id < 0 || location.id >= visible_device_count()))
+        return ERROR_INVALID_DEVICE;
+    if (size == 0 || !driver->find_memory(address, &memory) || memory.type != SIM_MANAGED_MEMORY)
+        return ERROR_INVALID_VALUE;
+    return size <= memory.size - (size_t)((const char *)address - memory.base) ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+static cudaError_t prefetch(const char *function, const void *address, size_t size, struct location location, unsigned flags,
+                            void *handle)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(function, handle, &stream));
+    RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
+    return finish(flags == 0 ? check_hint(address, size, location) : ERROR_INVALID_VALUE);
+}
+
+static cudaError_t advise(const char *function, const void *address, size_t size, int advice, struct location location)
+{
+    enum { FIRST_ADVICE = 1, LAST_ADVICE = 6 };
+    RETURN_IF_ERROR(enter_context(function, NULL));
+    bool is_known = advice >= FIRST_ADVICE && advice <= LAST_ADVICE;
+    return finish(is_known ? check_hint(address, size, location) : ERROR_INVALID_VALUE);
+}
+
+#if CUDART == 12
+static struct location location_of(int device)
+{
+    return (struct location){device == CPU_DEVICE ? ON_HOST : ON_DEVICE, device};
+}
+
+EXPORT cudaError_t cudaMemPrefetchAsync(const void *address, size_t size, int device, void *stream)
+{
+    return prefetch(__func__, address, size, location_of(device), 0, stream);
+}
+
+EXPORT cudaError_t cudaMemAdvise(const void *address, size_t size, int advice, int device)
+{
+    return advise(__func__, address, size, advice, location_of(device));
+}
+
+#define WITH_LOCATION(name) name##_v2
+#else
+#define WITH_LOCATION(name) name
+#endif
+
+EXPORT cudaError_t WITH_LOCATION(cudaMemPrefetchAsync)(const void *address, size_t size, struct location location, unsigned flags,
+                                                        void *stream)
+{
+    return prefetch(__func__, address, size, location, flags, stream);
+}
+
+EXPORT cudaError_t WITH_LOCATION(cudaMemAdvise)(const void *address, size_t size, int advice, struct location location)
+{
+    return advise(__func__, address, size, advice, location);
+}
+
 static void note_free(const void *address)
 {
     struct sim_memory memory;

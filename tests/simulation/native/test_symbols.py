@@ -153,7 +153,7 @@ def test_unsimulated_functions_return_error_codes() -> None:
         codes = [driver.cuMemPrefetchAsync(), nvml.nvmlUnitGetCount()]
         for major in (12, 13):
             runtime = ctypes.CDLL(f"libcudart.so.{major}")
-            codes += [runtime.cudaGetLastError(), runtime.cudaMemPrefetchAsync(), runtime.cudaGetLastError()]
+            codes += [runtime.cudaGetLastError(), runtime.cudaMemRangeGetAttribute(), runtime.cudaGetLastError()]
         driver.cuInit(0), nvml.nvmlInit_v2()
         device = ctypes.c_void_p()
         nvml.nvmlDeviceGetHandleByIndex_v2(0, ctypes.byref(device))

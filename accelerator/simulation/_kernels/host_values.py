@@ -11,7 +11,8 @@ from typing import Any
 import torch
 
 from . import bindings, schemas
-from .known_values import COUNT, KNOWN, UNKNOWN, call_at_first_copy, copied_to_host, note, state_of
+from .comparisons import has_one_answer
+from .known_values import COUNT, KNOWN, NOT_NEGATIVE, UNKNOWN, call_at_first_copy, copied_to_host, note, state_of
 from .ops import SCALARS, as_tensor
 
 __all__ = ["install"]
@@ -52,6 +53,7 @@ def _following(name: str) -> Callable[..., Any]:
     operator: Any = getattr(getattr(torch.ops.aten, short_name), overload or "default")
     below = bindings.keys_after(_KEY)
     decides_shape, counts = short_name in _DECIDE_SHAPES_ON_HOST, short_name in _COUNTS
+    copies = short_name in ("copy_", "clone")
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
         args = tuple(
@@ -60,12 +62,14 @@ def _following(name: str) -> Callable[..., Any]:
         )
         result = operator.redispatch(keyset & below, *args, **kwargs)
         state = state_of((*args, *kwargs.values()))
-        if state == KNOWN or not _is_on_host(result):
+        if state == KNOWN or not _is_on_host(result) or has_one_answer(short_name, args):
             return result
         if decides_shape and (short_name != "index" or _has_masks(args[1])):
             note(name)
+        if state == NOT_NEGATIVE and not copies:
+            state = UNKNOWN
         for tensor in result if isinstance(result, tuple) else (result,):
-            copied_to_host(tensor, COUNT if counts and args[0].dtype is torch.bool else state if state == COUNT else UNKNOWN)
+            copied_to_host(tensor, COUNT if counts and args[0].dtype is torch.bool else state)
         return result
 
     return run

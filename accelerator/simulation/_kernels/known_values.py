@@ -9,6 +9,7 @@ program. Whether a read steers the program cannot be seen in general. These read
 - ``item()`` and ``tolist()`` of floats, and ``item()`` of the number of true elements of a mask. They return a subclass of
   float or int, which is noted once it is compared, rounded to an integer or used as a condition, but not if it is printed or
   added up.
+- Comparisons with zero or less of floats that cannot be negative, such as a norm: every value gives one answer.
 - Copies to the host. They are noted once a number of the copy is read, as above, or NumPy gets more than one number of it.
 - What prints a tensor, and what ``torch.distributions`` validates: all is valid that is not known.
 """
@@ -35,6 +36,7 @@ __all__ = [
     "COUNT",
     "EMPTY",
     "KNOWN",
+    "NOT_NEGATIVE",
     "UNKNOWN",
     "ObjectPickler",
     "allocated",
@@ -43,6 +45,7 @@ __all__ = [
     "forget_noted",
     "frames_from",
     "install",
+    "is_decided_by_sign",
     "note",
     "noted",
     "noting_copies",
@@ -53,8 +56,11 @@ __all__ = [
     "written",
 ]
 
-UNKNOWN, COUNT, KNOWN = 0, 1, 2
-"""The states of memory, the worse the lower: COUNT is an unknown number of true elements of a mask."""
+UNKNOWN, NOT_NEGATIVE, COUNT, KNOWN = 0, 1, 2, 3
+"""The states of memory, the worse the lower. COUNT is an unknown number of true elements of a mask.
+
+NOT_NEGATIVE are other unknown numbers that every program would find to be zero or more, such as a norm.
+"""
 EMPTY = -1
 """The state of memory that no op has written. A kernel that is not torch's may have. It is read as UNKNOWN."""
 
@@ -100,6 +106,8 @@ def written(tensor: torch.Tensor, state: int) -> None:
     before, nbytes = _memory.get(address, (UNKNOWN, None))
     if nbytes is None:
         return
+    if (state == NOT_NEGATIVE) is not (before == NOT_NEGATIVE) and before != EMPTY and tensor.nbytes < nbytes:
+        state = UNKNOWN  # of values that are known, some may be negative
     if state == UNKNOWN or before == EMPTY or before > state or tensor.nbytes >= nbytes:
         _memory[address] = state, nbytes
 
@@ -219,6 +227,8 @@ def is_outside_of_torch(name: str) -> bool:
 class _UnknownNumber:
     """What the subclasses of float and int have in common: they remember that their value is not known."""
 
+    is_not_negative = False
+
     def __reduce__(self) -> Any:
         plain: Any = type(self).__mro__[2]
         return plain, (plain(self),)
@@ -228,6 +238,31 @@ def _is_finite_check(first: Any, second: Any) -> bool:
     return first is second or (isinstance(second, float) and math.isinf(second))
 
 
+_KEEP_SIGN = ("add", "radd", "mul", "rmul", "truediv", "rtruediv", "pos")
+_DECIDED_BY_SIGN: dict[str, Callable[[Any], bool]] = {
+    **dict.fromkeys(("lt", "ge"), lambda other: other <= 0),
+    **dict.fromkeys(("le", "gt", "eq", "ne"), lambda other: other < 0),
+}
+
+
+def is_decided_by_sign(comparison: str, other: Any) -> bool:
+    """Return whether all numbers that are not negative give one answer in a comparison, such as ``lt``, with a number."""
+    decides = _DECIDED_BY_SIGN.get(comparison)
+    return decides is not None and type(other) in (int, float) and decides(other)
+
+
+def _is_result_not_negative(operator: str, self: Any, others: tuple[Any, ...]) -> bool:
+    if operator == "abs":
+        return True
+    if operator == "pow":
+        numbers: tuple[Any, ...] = (self,)
+    elif operator == "rpow":
+        numbers = others[:1]
+    else:
+        numbers = (self, *others) if operator in _KEEP_SIGN else ()
+    return bool(numbers) and all(n.is_not_negative if isinstance(n, _UnknownNumber) else n >= 0 for n in numbers)
+
+
 def _unknown_number(plain: type) -> type:
     """Return a subclass of float or int whose arithmetic gives such numbers, and whose comparisons are noted."""
 
@@ -235,7 +270,10 @@ def _unknown_number(plain: type) -> type:
         compute = getattr(plain, name)
 
         def run(self: Any, *others: Any) -> Any:
-            return _unknown(compute(self, *others))
+            result = compute(self, *others)
+            if result is NotImplemented:
+                return result
+            return _unknown(result, _is_result_not_negative(name.strip("_"), self, others))
 
         return run
 
@@ -244,7 +282,10 @@ def _unknown_number(plain: type) -> type:
 
         def run(self: Any, other: Any) -> Any:
             result = compare(self, other)
-            if result is not NotImplemented and not _is_finite_check(self, other):
+            has_one_answer = _is_finite_check(self, other) or (
+                self.is_not_negative and is_decided_by_sign(name.strip("_"), other)
+            )
+            if result is not NotImplemented and not has_one_answer:
                 note("aten::item")
             return result
 
@@ -274,14 +315,15 @@ def _unknown_number(plain: type) -> type:
 _UnknownFloat, _UnknownInt = _unknown_number(float), _unknown_number(int)
 
 
-def _unknown(value: Any) -> Any:
+def _unknown(value: Any, is_not_negative: bool = False) -> Any:
     """Return a number, or a list of them, that remembers that its value is not known."""
     kind = type(value)
-    if kind is float:
-        return _UnknownFloat(value)
-    if kind is int:
-        return _UnknownInt(value)
-    return kind(map(_unknown, value)) if kind in (list, tuple) else value
+    if kind is float or kind is int:
+        number: Any = (_UnknownFloat if kind is float else _UnknownInt)(value)
+        if is_not_negative:
+            number.is_not_negative = True
+        return number
+    return kind(_unknown(item, is_not_negative) for item in value) if kind in (list, tuple) else value
 
 
 class ObjectPickler(pickle.Pickler):
@@ -388,7 +430,7 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
         reader: list[int] = []
         with _set("reader", reader):
             value = read(self)
-        return _unknown(value) if reader else value
+        return _unknown(value, reader[0] != UNKNOWN) if reader else value
 
     return item
 
@@ -396,12 +438,12 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
 def _noting_list(read: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(read)
     def tolist(self: torch.Tensor) -> Any:
-        is_known = self.layout is not torch.strided or state_of((self,)) == KNOWN
+        state = KNOWN if self.layout is not torch.strided else state_of((self,))
         values = read(self)
-        if is_known:
+        if state == KNOWN:
             return values
         if self.is_floating_point():
-            return _unknown(values)
+            return _unknown(values, state != UNKNOWN)
         note("aten::tolist")
         return values
 

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 from collections.abc import Callable, Generator, Sequence
 from threading import get_ident
 from typing import Any
@@ -24,10 +23,23 @@ from .._settings import LIMITS
 from . import accesses, bindings, dispatch, runtime
 from .bindings import DispatchKey, current_device, empty_on_current_device
 from .call import Call, tensors_in
+from .comparisons import KEEP_SIGN, NEVER_NEGATIVE, has_one_answer, is_result_not_negative
 from .decompositions import DECOMPOSITIONS
 from .decompositions.common import resize_like
 from .dispatch import kernel_override, override_with_own_kernel, run_each, spans_devices
-from .known_values import COUNT, EMPTY, KNOWN, UNKNOWN, allocated, copied_to_host, note, noting_copies, state_of, written
+from .known_values import (
+    COUNT,
+    EMPTY,
+    KNOWN,
+    NOT_NEGATIVE,
+    UNKNOWN,
+    allocated,
+    copied_to_host,
+    note,
+    noting_copies,
+    state_of,
+    written,
+)
 from .ops import Op, _to_meta, import_dynamo
 from .rehearsal_refusals import check_indices, check_types, has_indices
 from .runtime import streams_need_checks
@@ -64,8 +76,6 @@ _OWN_SHAPES = frozenset(
 )
 _FILLS = frozenset(("fill_", "zero_"))
 _OVERWRITING = frozenset(("bernoulli_",))  # which reads other tensors than the first
-_FINITE_CHECKS = frozenset(("isfinite", "isinf", "isnan", "isneginf", "isposinf"))
-_COMPARISONS = frozenset(("eq", "ne"))
 _COUNTS = frozenset(("sum", "count_nonzero"))
 _Tensor = torch.Tensor
 _Parameter = torch.nn.Parameter
@@ -92,6 +102,7 @@ class _Plan:
             "has_masks",
             "is_mask",
             "is_mask_of_zeros",
+            "keeps_sign",
             "out",
             "returned",
         ),
@@ -104,6 +115,7 @@ class _Plan:
         self.has_masks = False  # whether all tensors among the arguments and results are masks
         self.is_mask = False  # whether the result is a mask that says something about numbers or masks
         self.is_mask_of_zeros = False  # whether the mask is so small that it has values, those that zeros give
+        self.keeps_sign = False  # whether the result is small, and not negative if arguments are not
         self.device = -1  # the index of the device of the results
         self.single: _New | None = None  # if the op returns one new tensor
         self.state = UNKNOWN  # of results that are not computed
@@ -190,6 +202,8 @@ def rehearsal_override(name: str, key: DispatchKey = _CPU_KEY) -> Callable[..., 
                     # Zeros of earlier ops divide or are indices here. A GPU divides integers by zero.
                     if state == KNOWN and _DIVISION_BY_ZERO not in str(error):
                         raise
+        if plan.keeps_sign and is_result_not_negative(described.short_name.rstrip("_"), described.bind(args, kwargs)):
+            return _results(described, plan, args, kwargs, 0, NOT_NEGATIVE)
         if plan.is_mask:
             return _results_of_zeros(described, plan, args, kwargs)
         return _results(described, plan, args, kwargs, 0, plan.state)
@@ -272,10 +286,11 @@ def _is_fill(op: Op) -> bool:
 
 
 def _state_of_inputs(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> int:
-    """Return the state of what an op reads."""
+    """Return the state of what an op reads, but not whether it is negative: most ops change signs."""
     if op.short_name in _OVERWRITING:
         args = args[1:]
-    return state_of((*args, *(value for name, value in kwargs.items() if name not in op.out)))
+    state = state_of((*args, *(value for name, value in kwargs.items() if name not in op.out)))
+    return UNKNOWN if state == NOT_NEGATIVE else state
 
 
 def _is_small(tensor: torch.Tensor) -> bool:
@@ -362,6 +377,7 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
         plan.computes = _are_small((args, kwargs))
         plan.has_integers = _are_integers((args, kwargs))
         plan.first_argument = op.results == op.names[:1] and not plan.computes
+        plan.keeps_sign = op.results == op.names[:1] and op.short_name.rstrip("_") in KEEP_SIGN and args[0].is_floating_point()
         plan.returned = [(source, None) for source in op.results]
         return plan
     results, arguments = _infer_with_out(op, args, kwargs)
@@ -383,7 +399,10 @@ def _make_plan(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> _Plan:
     plan.is_mask, plan.is_mask_of_zeros = is_alike or (plan.has_masks and is_one), is_alike and _is_small(results[0])
     if op.short_name in _COUNTS and is_one and args[0].dtype is torch.bool:
         plan.state = COUNT
-    if is_single and not plan.computes and not plan.is_mask:
+    if all(tensor.is_floating_point() and tensor.nbytes <= SMALL_COPY for tensor in tensors_in(results)):
+        plan.state = NOT_NEGATIVE if op.short_name in NEVER_NEGATIVE else plan.state
+        plan.keeps_sign = is_one and op.short_name in KEEP_SIGN and _is_small(results[0])
+    if is_single and not plan.computes and not plan.is_mask and not plan.keeps_sign:
         plan.single = plan.returned[0][1]
     return plan
 
@@ -397,16 +416,9 @@ def _results_of_zeros(op: Op, plan: _Plan, args: tuple[Any, ...], kwargs: dict[s
     """Return the mask that an op makes of zeros. It is known if it is about finite numbers, or made of known masks."""
     if _is_check_of_istft(op, args):
         return _results(op, plan, args, kwargs, 0, KNOWN)
-    is_known = _is_about_finite(op, args) or (plan.has_masks and _state_of_inputs(op, args, kwargs) == KNOWN)
+    is_known = has_one_answer(op.short_name, args) or (plan.has_masks and _state_of_inputs(op, args, kwargs) == KNOWN)
     value = _mask_of_zeros(op, args, kwargs) if plan.is_mask_of_zeros else 0
     return _results(op, plan, args, kwargs, value, KNOWN if is_known else UNKNOWN)
-
-
-def _is_about_finite(op: Op, args: tuple[Any, ...]) -> bool:
-    """Return whether an op finds numbers that are not finite: by its name, or by a comparison with itself or infinity."""
-    if op.short_name in _FINITE_CHECKS:
-        return True
-    return op.short_name in _COMPARISONS and (args[0] is args[1] or (isinstance(args[1], float) and math.isinf(args[1])))
 
 
 def _is_check_of_istft(op: Op, args: tuple[Any, ...]) -> bool:

@@ -111,6 +111,34 @@ STEERED = {
         "boxes = x.sigmoid()\nkept = (boxes > 0.5).nonzero()\nunique = x.long().unique()",
         [("aten::nonzero", 2), ("aten::_unique2", 3)],
     ),
+    "norms that steer": (
+        """
+        norm = torch.linalg.vector_norm(x)
+        for value in (norm, norm.item()):
+            if value > 1 or value <= 0:
+                pass
+            if value - 1 < 0 or -value < 0 or value * -1.0 < 0:
+                pass
+            if value + x.mean() < 0:
+                pass
+        norm[()] = x.sum()
+        if norm < 0:
+            pass
+        pair = torch.tensor([-1.0, 1.0], device="cuda")
+        pair[1] = x.norm()
+        if (pair < 0).any():
+            pass
+        norms = torch.stack([x.norm(), x.norm()])
+        norms[0] = -1.0
+        if (norms < 0).any() or (x.norm() ** torch.tensor([2.0, 1.0], device="cuda") - 1 < 0).any():
+            pass
+        if torch.where(x[0, :2] > 0, torch.tensor([-1.0, -1.0], device="cuda"), torch.exp(x[0, :2])).sum() < 0:
+            pass
+        if x.norm().log() < 0 or x.norm().neg_() < 0 or (x.norm() * torch.tensor(-2.0, device="cuda")) < 0:
+            pass
+        """,
+        [("aten::item", line) for line in (4, 6, 8, 11, 15, 19, 21, 23)],
+    ),
     "size of a mean": ("size = round(x.mean().item())\nn = int(x.sum())", [("aten::item", 1), ("aten::item", 2)]),
     "decisions of NumPy": ("scores = x.cpu().numpy()\nbest = x.argmax().cpu().numpy()", [("numpy", 1), ("numpy", 2)]),
     "memory that an extension writes": (
@@ -191,6 +219,30 @@ NOT_STEERED = {
         import math
         if not math.isfinite(value.item()) or value.item() == float("inf") or (value != value):
             raise SystemExit("not finite")
+        """,
+    "norms that are checked": """
+        def mask_infinite(norm):
+            norm.masked_fill_(norm.isnan().logical_or(norm.isinf()), torch.tensor(-1.0, device="cuda"))
+            return norm
+        def is_invalid(norm):
+            if torch.is_tensor(norm):
+                return bool((~torch.isfinite(norm) | (norm < 0)).any())
+            return norm < 0 or norm == -1 or not norm >= 0
+        loss().backward()
+        norms = [torch.linalg.vector_norm(p.grad) for p in model.parameters()]
+        norm = mask_infinite(torch.stack(norms).pow(2.0).sum().float().pow(0.5))
+        group = torch.stack([torch.where(norm >= 0, norm * 256.0, norm), torch.tensor(0.0).cuda()])
+        invalid = (~torch.isfinite(group) | (group < 0)).any()
+        combined = torch.linalg.vector_norm(group)
+        combined = torch.where(invalid, torch.full_like(combined, float("inf")), combined)
+        first, second = combined.cpu(), combined.cpu()  # ops of the host are followed from the first copy on
+        if is_invalid(combined / 256) or is_invalid(combined.item() ** 2.0) or is_invalid(first) or is_invalid(second):
+            raise SystemExit("a norm is not negative")
+        total = 0.0
+        for each in norms:
+            total += each.item() ** 2
+        if is_invalid(total ** 0.5) or is_invalid(x.abs().max()) or -1 > combined.item():
+            raise SystemExit("nor is what is made of norms")
         """,
     "accuracy": """
         correct = 0

@@ -51,11 +51,17 @@ def _override(c10d: ModuleType) -> None:
     _libraries.append(library)
     distributed: Any = c10d
     distributed._pickler = ObjectPickler
+    if _is_alone:
+        library.impl("c10d::monitored_barrier_", bindings.DispatchKey.BackendSelect, _do_nothing)
     known = {*bindings.all_op_names()}
     for name in _OUT_OF_PLACE:
         if f"c10d::{name}" in known:
             # The dispatcher visits this key for tensors of every device, before the key of the device.
             library.impl(f"c10d::{name}", bindings.DispatchKey.BackendSelect, _following(name), True)
+
+
+def _do_nothing(*_: Any) -> None:
+    """Return from a barrier of gloo's: torch has no other backend with that one."""
 
 
 def _following(name: str) -> Callable[..., Any]:

@@ -124,6 +124,7 @@ def test_collectives_of_the_cpu() -> None:
         assert (dist.get_rank(group), dist.get_world_size(group)) == (1, 2)
         dist.barrier(group)
         dist.monitored_barrier(group)
+        group.monitored_barrier()  # as Lightning calls it
         """
     )
 

@@ -230,7 +230,11 @@ def copy_override(key: DispatchKey = _CPU_KEY) -> Callable[..., Any]:
                 (runtime.check if self.device == src.device else runtime.wait_for_pending)(device)
             if has_faults():
                 runtime.begin_op(device)
+                if streams_need_checks.value and runtime.has_bit_to_flip(device):
+                    runtime.wait_for_pending(device)  # so that the copy is not later than the flip
             by_key(torch_key, self, src, non_blocking)
+            if has_faults():
+                runtime.flip_bit(self, device)
         return self
 
     return run

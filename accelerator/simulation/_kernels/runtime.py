@@ -19,6 +19,7 @@ __all__ = [
     "break_context",
     "check",
     "flip_bit",
+    "has_bit_to_flip",
     "has_faults",
     "library",
     "noting_refusals",
@@ -72,6 +73,11 @@ def begin_op(device: torch.device) -> None:
     """
     if library.accelerator_simulation_begin_op(bindings.current_stream(device.index), device.index) < 0:
         raise_error(device)
+
+
+def has_bit_to_flip(device: torch.device) -> bool:
+    """Return whether a fault flips a bit of the result of the op that has begun."""
+    return bool(library.accelerator_simulation_flip(device.index) >= 0)
 
 
 def flip_bit(results: Any, device: torch.device) -> None:

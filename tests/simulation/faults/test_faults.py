@@ -300,6 +300,18 @@ def test_integers_are_not_flipped_but_the_next_floating_point_result_is() -> Non
     assert output(program, faults=["flip=22,gpu=1,after_ops=1"]) == [f"[0, 1, 2] {[3.0, 2.0, 2.0, 2.0]}"]
 
 
+def test_the_first_copy_of_a_process_is_flipped_as_later_ones_are() -> None:
+    """The first call of an op is Python's. Later ones are the engine's, unless a collective is pending."""
+    program = """
+for _ in range(2):
+    simulation.inject_fault("flip=22,gpu=1")
+    z = torch.empty(4, device="cuda:1")
+    z.copy_(y)
+    print(z.tolist(), (y - y).tolist())
+"""
+    assert output(program) == [f"{[1.5, 1.0, 1.0, 1.0]} {[0.0] * 4}"] * 2
+
+
 def test_kill_ends_the_process() -> None:
     done = run("y.add_(1)\nprint('gone on')", faults=["kill,after_ops=2"])
     assert (done.returncode, done.stdout) == (-9, "")

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from accelerator.simulation import inject_fault
 from tests.simulation.nccl.ranks import MOST_SECONDS, Place, check_cuda
 from tests.support.simulation_driver import loaded_runtime
 
@@ -115,6 +116,25 @@ def pending(place: Place) -> bool:
     assert waiting.query()
     assert started.elapsed_time(ended) >= PAUSE * 1000
     assert (tensor.cpu() == total(place)).all()
+    return True
+
+
+def flipped_copy(place: Place) -> bool:
+    """A fault flips a bit of a copy that waits for a late rank, as it does of one that waits for nothing."""
+    store = start(place)
+    copy = torch.zeros(1000, device="cuda")
+    copy.copy_(copy.clone())  # the engine handles later calls, unless they wait
+    tensor = ranks_tensor(place)
+    if is_last(place):
+        store.wait([f"called {rank}" for rank in range(place.ranks - 1)])
+        time.sleep(PAUSE)
+    dist.all_reduce(tensor, async_op=True).wait()
+    inject_fault(f"flip=22,gpu={place.rank}")
+    store.set(f"called {place.rank}", "")
+    copy.copy_(tensor)
+    assert (tensor.cpu() == total(place)).all()
+    assert (copy[1:].cpu() == total(place)).all()
+    assert copy[0].item() != total(place)
     return True
 
 

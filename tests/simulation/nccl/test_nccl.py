@@ -498,6 +498,9 @@ class TestPendingWork:
     def test_a_stream_destroyed_with_pending_work(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.destroyed_stream", 2) == [True] * 2
 
+    def test_a_flipped_bit_of_a_copy(self, torch_ranks: Ranks) -> None:
+        assert torch_ranks.run("pending.flipped_copy", 2) == [True] * 2
+
     @pytest.mark.parametrize("count", [2, 3])
     def test_works_block_a_stream(self, torch_ranks: Ranks, count: int) -> None:
         reports = torch_ranks.run("pending.block_current_stream", count)

@@ -36,6 +36,7 @@ def test_every_function_with_a_device_argument_is_listed() -> None:
             assert name in tested or not {"Device", "AnyDevice"} & set(annotations), name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", ["torch.hostacc.memory_allocated(57)", "torch.hostacc.memory_allocated(-1)"])
 def test_the_backend_crashes_if_an_index_reaches_it(hostacc: Server, call: str) -> None:
     """The tests below rely on this crash to notice an index that was not checked."""

@@ -144,7 +144,8 @@ def test_out_of_memory_names_op_and_line_even_if_it_is_caught(tmp_path: Path) ->
         assert any(event["action"] == "oom" for event in pickle.load(stream)["device_traces"][0])
 
 
-@pytest.mark.parametrize("allocator", ["", pytest.param("expandable_segments:True", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("allocator", ["", "expandable_segments:True"])
 def test_a_program_that_does_not_fit_goes_on_and_its_peak_is_explained(
     allocator: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -227,7 +228,8 @@ dist.all_reduce(x[:2**28])
 """
 
 
-@pytest.mark.parametrize("ranks", [(5,), pytest.param((5, 0), marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ranks", [(5,), (5, 0)])
 def test_ranks_of_a_world_run_alone(ranks: tuple[int, ...], tmp_path: Path) -> None:
     files = ("--plot", str(tmp_path / "memory.svg"), "--snapshot", str(tmp_path / "snapshots")) if len(ranks) > 1 else ()
     entries, _ = figures(tmp_path, WORLD, "--gpus", "4", "--world-size", "6", "--rank", ",".join(map(str, ranks)), *files)
@@ -552,7 +554,8 @@ def test_command_that_cannot_be_started() -> None:
     assert done.stderr.startswith("python -m accelerator rehearse: no-such-command: command not found\n")
 
 
-@pytest.mark.parametrize("is_mig", support.sample([False, True], True))
+@pytest.mark.slow
+@pytest.mark.parametrize("is_mig", [False, True])
 def test_machines_are_those_of_simulate(is_mig: bool, tmp_path: Path) -> None:
     """A process uses one MIG instance, whose memory it has."""
     options = ["--mig", "7"] if is_mig else ["--nvlink", "all", "--numa", "0", "--numa", "1"]

@@ -97,7 +97,7 @@ def test_products_of_wmma(wmma: matrix_cases.Wmma) -> None:
 
 
 # A program of each kind, and the others.
-QUICK = ("branches", "recursion", "producers and consumers", "bulk copies", "phases of an mbarrier")
+QUICK = ("branches", "recursion", "producers and consumers")
 
 
 @pytest.mark.parametrize("name", QUICK)

@@ -484,6 +484,7 @@ def test_faults_of_nodes_that_never_fired_are_named_in_their_order() -> None:
     assert without_compilation(done.stderr).splitlines() == expected
 
 
+@pytest.mark.slow
 @needs_cuda_torch
 def test_a_fault_of_a_rank_that_fired_on_one_node_is_named_by_none() -> None:
     faults = ("xid=63,rank=1", "hang,rank=7,after_ops=3", "hang,node=2")

@@ -81,6 +81,7 @@ def test_missing_bindings_are_all_named() -> None:
     assert output.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_hook_runs_after_a_search_and_a_failed_import(tmp_path: Path) -> None:
     (tmp_path / "searched.py").touch()
     (tmp_path / "failing.py").write_text("import os\nif 'FAILS' in os.environ:\n    raise ValueError\n", encoding="utf-8")

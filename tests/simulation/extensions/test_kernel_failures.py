@@ -245,6 +245,7 @@ def test_slow_and_hung_gpus_delay_kernels_and_errors_count_them() -> None:
     assert lines == ["True", "True", "CUDA error: uncorrectable ECC error encountered"], errors
 
 
+@pytest.mark.slow
 def test_kernels_do_nothing_without_computation_and_fail_if_they_are_refused() -> None:
     program = """
         x, y = torch.ones(4, device="cuda"), torch.zeros(4, device="cuda")

@@ -205,6 +205,7 @@ def run_until_it_crashes(program: str, **options: object) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_race_detection_sets_its_handler_while_a_kernel_runs() -> None:
     program = """
         def copy_beside_spin():

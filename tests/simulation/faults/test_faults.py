@@ -81,6 +81,7 @@ print((x + 1).sum().item(), error(synchronize, 0), sep="|")
     assert len(re.findall(line, done.stderr)) == 1, done.stderr
 
 
+@pytest.mark.slow
 def test_a_machine_without_a_driver_has_no_gpu_for_a_fault() -> None:
     program = """
 import torch

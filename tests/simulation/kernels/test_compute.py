@@ -96,6 +96,7 @@ def test_another_plugin_is_still_loaded(tmp_path: Path) -> None:
     assert (tmp_path / "loaded").exists()  # by a child process, because only the plug-in knows if it provides an accelerator
 
 
+@pytest.mark.slow
 def test_a_node_writes_whole_lines() -> None:
     program = (
         "import subprocess, sys, torch\n"

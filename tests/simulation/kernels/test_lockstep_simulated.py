@@ -18,7 +18,7 @@ from tests.simulation.kernels import lockstep, operators
 # Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")
 
-ENTRY_STEP = 40
+ENTRY_STEP = 64
 CHUNKS = 8
 REGRESSIONS = (
     "inner", "linalg.lu", "linalg.lu_factor", "linalg.lu_solve", "lu_unpack", "nn.functional.avg_pool3d",

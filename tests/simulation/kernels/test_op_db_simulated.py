@@ -14,7 +14,7 @@ from tests.simulation.kernels import operators
 # Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")
 
-SAMPLE_STEP, SAMPLES = 64, 4
+SAMPLE_STEP, SAMPLES = 96, 4
 CHUNKS = 16
 
 # CUDA does not support these, so an error from torch is right.

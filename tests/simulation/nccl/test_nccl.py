@@ -356,7 +356,8 @@ class TestRankFailures:
         assert ranks.run("communicator.leaves", 3) == expected
 
     @pytest.mark.parametrize(
-        ("late", "what", "seconds"), [("start", "the communicator's start", "0.5"), ("collective", "AllReduce", "2")]
+        ("late", "what", "seconds"),
+        [("start", "the communicator's start", "0.5"), pytest.param("collective", "AllReduce", "2", marks=pytest.mark.slow)],
     )
     def test_missing_rank_times_out(self, ranks: Ranks, late: str, what: str, seconds: str) -> None:
         *waiting, absent = ranks.reports("communicator.never_comes", 3, late=late)
@@ -545,6 +546,7 @@ class TestWatchdog:
         events, *_ = torch_ranks.run("pending.abort", count, wait=wait)
         assert events == ["abort", "end of the wait"]
 
+    @pytest.mark.slow
     @TWO_AND_FOUR
     def test_the_timeout_of_a_process_group(self, torch_ranks: Ranks, count: int) -> None:
         *timed_out, last = torch_ranks.reports("pending.timeout", count, QUICKLY, collective="all_reduce")

@@ -598,6 +598,7 @@ def test_a_debugger_opens_on_the_machine_of_the_mark(
         assert found == (expected and is_simulated)
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
     hide_torch(tmp_path)
@@ -829,7 +830,7 @@ CONFIGURED = """
         ([], "2 3"),
         pytest.param(["-n2"], "2 3", marks=pytest.mark.slow),
         (["--simulate-gpus", "1", "--simulate-memory", "1GiB"], "1 1"),
-        (["-o", "simulate_gpus="], "0 0"),
+        pytest.param(["-o", "simulate_gpus="], "0 0", marks=pytest.mark.slow),
     ],
 )
 @pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=pytest.mark.slow)])

@@ -294,6 +294,7 @@ def test_large_transfers_of_rehearsals(side: int) -> None:
 WAITING = ("x.cpu()", "host.copy_(x)", "x.copy_(host)", "plain.copy_(x, non_blocking=True)")
 
 
+@pytest.mark.slow
 def test_waiting_transfers_of_rehearsals_order() -> None:
     """A copy without ``non_blocking``, or to pageable memory, is over when it returns."""
     programs = {

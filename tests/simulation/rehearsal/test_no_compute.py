@@ -32,17 +32,8 @@ UNSORTED = {f"fft.{name}" for name in ("fft", "hfft", "ifft", "ihfft", "ihfft2",
 DEPENDS_ON_VALUES = {"masked.cumprod"}
 EXCEPTIONS = {*OTHER_STRIDES, *DEPENDS_ON_VALUES}
 SAMPLE = (
-    *(
-        "addmm",
-        "cat",
-        "cummax",
-        "index_put",
-        "istft",
-        "linalg.inv",
-        "logcumsumexp",
-    ),
-    *("nn.functional.conv2d", "nn.functional.cross_entropy", "nn.functional.embedding", "nn.functional.layer_norm", "sort"),
-    *("nn.functional.batch_norm", "nn.functional.ctc_loss", "nn.functional.max_pool2d"),
+    *("addmm", "cat", "index_put", "linalg.inv", "logcumsumexp", "nn.functional.batch_norm", "nn.functional.ctc_loss"),
+    "nn.functional.embedding",
 )
 
 
@@ -105,14 +96,7 @@ def test_every_operator_allocates_what_computing_allocates(tmp_path: Path) -> No
     assert {name for name in names if not name.startswith("jiterator")} <= exceptions
 
 
-SAMPLE_OF_PROGRAMS = (
-    "images",
-    "encoder",
-    "language_scaler",
-    "captured_graph",
-    "sparse_embedding",
-    "selections",
-)
+SAMPLE_OF_PROGRAMS = ("language_scaler", "sparse_embedding", "selections")
 
 
 @pytest.mark.slow

@@ -129,6 +129,7 @@ def test_collectives_of_the_cpu() -> None:
     )
 
 
+@pytest.mark.slow
 def test_store_of_a_program() -> None:
     run(
         """

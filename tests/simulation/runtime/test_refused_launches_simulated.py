@@ -205,6 +205,7 @@ def test_an_op_raises_it_beside_a_library_with_another_runtime(launches: str) ->
     assert (done.returncode, done.stdout) == (0, "True\nTrue\n[1.0, 1.0, 1.0, 1.0]\n"), done.stderr
 
 
+@pytest.mark.slow
 def test_without_computation_launches_succeed_and_do_nothing() -> None:
     program = """
         import ctypes, torch

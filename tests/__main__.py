@@ -27,14 +27,16 @@ def main(arguments: list[str]) -> int:
         speed = f"{speed} and ({arguments[at + 1]})"
         del arguments[at : at + 2]
     build = torch_build.read()
-    workers = str(min(os.cpu_count() or 1, 4))
     # The tests start about a thousand processes. Without bytecode files, each would compile the package.
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    # There is a worker for each core, whose threads would wait for each other's turn in busy loops. The slow tests keep them.
-    if speed.startswith("not slow"):
+    # Threads of two workers would wait for each other's turn in busy loops. The slow tests keep them.
+    is_quick = speed.startswith("not slow")
+    if is_quick:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
     # Inductor's pool of compilers would import torch once more for each program. One test has a pool of its own.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
+    # One worker more than cores, because tests wait in a part of their time. Slow tests start several processes themselves.
+    workers = str(min((os.cpu_count() or 1) + is_quick, 4))
     pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
     if build is None:
         runs = [("without torch", dict(os.environ), [str(TESTS)])]

@@ -429,7 +429,11 @@ def _remembering(read: Callable[..., Any]) -> Callable[..., Any]:
     def item(self: torch.Tensor) -> Any:
         reader: list[int] = []
         with _set("reader", reader):
-            value = read(self)
+            if self.dtype is torch.uint64 and type(self) is torch.Tensor:
+                # torch 2.6 and 2.7 pass no number from 2^63 on to a function of Python, such as the one that notes the read.
+                value = read(self.view(torch.int64)) % 2**64
+            else:
+                value = read(self)
         return _unknown(value, reader[0] != UNKNOWN) if reader else value
 
     return item

@@ -375,6 +375,18 @@ def test_numbers_that_are_not_known_are_numbers() -> None:
     )
 
 
+def test_large_unsigned_numbers_are_read() -> None:
+    support.run(
+        """
+        import torch
+        number = torch.tensor([2**63 + 5], dtype=torch.uint64)
+        assert number.item() == number.cuda().item() == 2**63 + 5
+        assert torch.tensor([7], dtype=torch.uint64).cuda().item() == 7
+        """,
+        simulated_environment(gpus=1, compute=False),
+    )
+
+
 def test_ranks_tell_together(tmp_path: Path) -> None:
     """The values of collectives are known if those are that the rank passes."""
     support.run(

@@ -123,6 +123,7 @@ def control_flow() -> Iterator[Program]:
         threads=64,
         mode="MODE_BLOCK",
     )
+    yield from _layouts(numbers, thread)
     yield Program(
         "a return in a function and in the kernel",
         ("ret.uni", "call.uni", "call"),
@@ -439,6 +440,48 @@ def barriers() -> Iterator[Program]:
         )
     yield from _barrier_reductions()
     yield _producers(numbers)
+
+
+def _layouts(numbers: Array, thread: Array) -> Iterator[Program]:
+    """Programs whose blocks all threads of the second block of threads enter at another place."""
+    second, late = thread >= 32, thread % 32 >= 16
+    into = entry("""
+        ld.global.u32 %x, [%in];
+        mov.u32 %y, %ctaid.x; mov.u32 %z, %tid.x;
+        setp.eq.u32 %q, %y, 1; setp.ge.u32 %p, %z, 16;
+        bar.sync 0;
+        @%q bra inside;
+        @%p bra join;
+    inside:
+        add.u32 %x, %x, 1;
+    join:
+        bar.sync 0;
+        st.global.u32 [%out], %x;
+    """)
+    results = numbers + (second | ~late)
+    yield Program("a common branch to where threads diverge", (), into, numbers, results, blocks=2, mode="MODE_BLOCK")
+    between = entry("""
+        ld.global.u32 %x, [%in];
+        mov.u32 %y, %ctaid.x; mov.u32 %z, %tid.x;
+        setp.eq.u32 %q, %y, 1; setp.ge.u32 %p, %z, 16;
+        bar.sync 0;
+        @%q bra other;
+        @%p bra right;
+        add.u32 %x, %x, 1;
+        bra.uni join;
+    other:
+        add.u32 %x, %x, 1000;
+        bra.uni after;
+    right:
+        add.u32 %x, %x, 2;
+    join:
+        add.u32 %x, %x, 4;
+    after:
+        bar.sync 0;
+        st.global.u32 [%out], %x;
+    """)
+    results = np.where(second, numbers + 1000, numbers + np.where(late, 6, 5)).astype(np.uint32)
+    yield Program("other code between those that diverge", (), between, numbers, results, blocks=2, mode="MODE_BLOCK")
 
 
 def _barrier_reductions() -> Iterator[Program]:

@@ -97,7 +97,13 @@ def test_products_of_wmma(wmma: matrix_cases.Wmma) -> None:
 
 
 # A program of each kind, and the others.
-QUICK = ("branches", "recursion", "producers and consumers")
+QUICK = (
+    "branches",
+    "a common branch to where threads diverge",
+    "other code between those that diverge",
+    "recursion",
+    "producers and consumers",
+)
 
 
 @pytest.mark.parametrize("name", QUICK)

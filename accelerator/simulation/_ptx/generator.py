@@ -526,7 +526,8 @@ class _BlockWriter:
         assert uniformity is not None
         if block.number not in uniformity.regions:
             self._close(self._flow.live_out[block.number] | (self._flow.branch_reads(block) & self._varying))
-            self._lines.append(self._main.branch(block, self._goto_together, self._next(block.number)))
+            # Which block is written next is not known here: it may have another number than the next one.
+            self._lines.append(self._main.branch(block, self._goto_together, -2))
             return
         join = uniformity.join[block.number]
         self._begin(self._flow.live_out[block.number] | self._flow.branch_reads(block))
@@ -549,22 +550,15 @@ class _BlockWriter:
         self._lines.append(self._goto_together(join))
 
     def _is_merged(self, block: BasicBlock, join: int) -> bool:
-        """Return whether threads come to the join only from here, so that the loop can go on."""
+        """Return whether threads come to the join, and to the blocks before it, only from here, so that the loop can go on."""
         uniformity = self._main.uniformity
         assert uniformity is not None
         if join == EXIT or join in self._done or uniformity.diverged >> join & 1:
             return False
         inside = uniformity.regions[block.number] | 1 << block.number
-        sources = self._flow.predecessors()[join]
-        return all(inside >> source & 1 for source in sources)
-
-    def _next(self, number: int) -> int:
-        """Return the block that is written after one, or none."""
-        uniformity = self._main.uniformity
-        assert uniformity is not None
-        following = number + 1
-        is_next = following < len(self._flow.blocks) and following not in self._done
-        return following if is_next and not uniformity.diverged >> following & 1 else -2
+        predecessors = self._flow.predecessors()
+        entered = [join, *(other.number for other in self._flow.blocks if uniformity.regions[block.number] >> other.number & 1)]
+        return all(inside >> source & 1 for number in entered for source in predecessors[number])
 
     def _goto_together(self, target: int) -> str:
         if target == EXIT:

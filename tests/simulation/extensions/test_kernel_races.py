@@ -240,7 +240,7 @@ def test_a_program_sets_its_handler_while_a_kernel_runs() -> None:
     ("machine", "pending"),
     [
         pytest.param({"late_copies": True}, "nan 0", id="late"),
-        pytest.param({"races": "report"}, "3.0 1", id="races"),
+        pytest.param({"races": "report"}, "3.0 1", id="races", marks=pytest.mark.slow),
         pytest.param({"late_copies": True, "races": "report"}, "nan 1", id="both", marks=pytest.mark.slow),
     ],
 )

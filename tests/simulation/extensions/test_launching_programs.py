@@ -38,7 +38,7 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
 @pytest.mark.parametrize(
     "name",
     [
-        "a deadline",
+        pytest.param("a deadline", marks=pytest.mark.slow),
         "the end of a capture",
         "a launch without files",
         "a variable without files",

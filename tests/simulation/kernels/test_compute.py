@@ -248,14 +248,10 @@ IMPORTING = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("importing", "name", "compute"),
-    [
-        ("process", OF_BOTH, True),
-        pytest.param("child", OF_BOTH, True, marks=pytest.mark.slow),
-        pytest.param("child", OF_BOTH, False, marks=pytest.mark.slow),
-        pytest.param("child", OF_REHEARSALS, False, marks=pytest.mark.slow),
-    ],
+    [("process", OF_BOTH, True), ("child", OF_BOTH, True), ("child", OF_BOTH, False), ("child", OF_REHEARSALS, False)],
 )
 def test_a_failed_installation_is_told_once(importing: str, name: str, compute: bool, tmp_path: Path) -> None:
     done = python(IMPORTING[importing], env=without(name, tmp_path, compute=compute))

@@ -181,7 +181,13 @@ class TestResults:
 
 class TestMessages:
     @pytest.mark.parametrize(
-        ("count", "size"), [(2, 2_000_001), (3, 500_000), (2, 1), pytest.param(16, 100_000, marks=pytest.mark.slow)]
+        ("count", "size"),
+        [
+            pytest.param(2, 2_000_001, marks=pytest.mark.slow),
+            (3, 500_000),
+            (2, 1),
+            pytest.param(16, 100_000, marks=pytest.mark.slow),
+        ],
     )
     def test_ring(self, ranks: Ranks, count: int, size: int) -> None:
         assert ranks.run("collective.ring", count, size=size, rounds=3) == [True] * count

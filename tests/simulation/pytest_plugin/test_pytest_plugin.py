@@ -213,6 +213,7 @@ def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
+@pytest.mark.slow
 def test_ends_of_test_processes(tmp_path: Path) -> None:
     """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
     write(

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import re
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Collection, Hashable, Sequence
 from typing import Any
 
 import torch
@@ -124,7 +124,11 @@ def device_op(op: Any, index: int, on_cpu: Sequence[str] = ()) -> Any:
         if op.namespace == "aten":
             function = _with_strides(op)
         library().define(name + signature, tags=tuple(op.tags))
-        kernel = run_on_device(function, torch.device("cuda", index), op.name(), _argument_names(op), on_cpu)
+        # Kernels that are not torch's take device memory only, and compiled code keeps what it computes in the CPU's.
+        written = None
+        if op.namespace != "aten" and op.namespace not in _COLLECTIVES:
+            written = {each.name for each in op._schema.arguments if each.alias_info and each.alias_info.is_write}
+        kernel = run_on_device(function, torch.device("cuda", index), op.name(), _argument_names(op), on_cpu, written)
         library().impl(name, kernel, "CompositeExplicitAutograd")
         torch.library.register_fake(f"{NAMESPACE}::{name}", newest, lib=library())
         _ops[name] = getattr(torch.ops.simulated_gpu, name).default
@@ -188,21 +192,41 @@ def _with_strides(op: Any) -> Callable[..., Any]:
 
 
 def run_on_device(
-    function: Callable[..., Any], device: torch.device, name: str, arguments: Sequence[str], on_cpu: Sequence[str] = ()
+    function: Callable[..., Any],
+    device: torch.device,
+    name: str,
+    arguments: Sequence[str],
+    on_cpu: Sequence[str] = (),
+    written: Collection[str] | None = None,
 ) -> Callable[..., Any]:
-    """Return a function that calls another one with CUDA tensors for its CPU tensors, and returns CPU tensors."""
+    """Return a function that calls another one with CUDA tensors for its CPU tensors, and returns CPU tensors.
 
-    def to_device(place: str, value: Any) -> Any:
-        if isinstance(value, torch.Tensor) and value.device.type == "cpu" and place not in on_cpu:
-            return alias_on(value, device)
-        return device if isinstance(value, torch.device) else value
+    With ``written``, the arguments that the function changes, it gets copies of what is not in the memory of the device.
+    """
 
     def run(*args: Any, **kwargs: Any) -> Any:
+        changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+        def to_device(place: str, value: Any) -> Any:
+            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and place not in on_cpu:
+                alias = alias_on(value, device)
+                if written is None or not value.numel() or runtime.is_memory_of_gpus(value.data_ptr()):
+                    return alias
+                memory = _memory_of(alias)
+                copy = memory.clone()
+                if place in written or place.rpartition("_")[0] in written:
+                    changed.append((memory, copy))
+                return copy.as_strided(value.size(), value.stride())
+            return device if isinstance(value, torch.device) else value
+
         with torch.cuda.device(device):
             if runtime.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
             args, kwargs = _map_arguments(to_device, arguments, args, kwargs)
-            return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, function(*args, **kwargs))
+            results = function(*args, **kwargs)
+            for memory, copy in changed:
+                memory.copy_(copy)
+            return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, results)
 
     return run
 
@@ -211,6 +235,15 @@ def alias_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of a device over the memory of a CPU tensor: simulated device memory is host memory."""
     if not tensor.numel():
         return tensor.to(device)
-    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-    storage = bindings.storage_at(tensor.data_ptr(), device, elements * tensor.element_size())
+    storage = bindings.storage_at(tensor.data_ptr(), device, _span(tensor) * tensor.element_size())
     return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, 0, tensor.size(), tensor.stride())
+
+
+def _span(tensor: torch.Tensor) -> int:
+    """Return how many elements lie from the first to the last one of a tensor in memory."""
+    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+
+
+def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Return all elements from the first to the last one of a tensor in memory, as a vector over the same memory."""
+    return tensor.as_strided((_span(tensor),), (1,))

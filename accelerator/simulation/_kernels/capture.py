@@ -12,14 +12,13 @@ from collections.abc import Callable
 import torch
 
 from . import bindings
-from .runtime import library
+from .runtime import is_memory_of_gpus, library
 
 __all__ = ["put_on_stream", "raise_capture_error", "raise_if_freed"]
 
 library.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 library.accelerator_simulation_references.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 library.accelerator_simulation_references.restype = ctypes.c_size_t
-library.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 _computations: dict[int, Callable[[], object]] = {}
 _nodes: collections.Counter[int] = collections.Counter()  # that refer to a computation, by its identifier
@@ -35,9 +34,8 @@ def raise_capture_error(device: torch.device) -> None:
 
 def raise_if_freed(addresses: list[int], name: str) -> None:
     """Raise an error if device memory that a replay reads was freed after the capture."""
-    attributes = (ctypes.c_int * 64)()  # their first field is the kind of memory, which is 0 if there is none
     for address in addresses:
-        if library.cudaPointerGetAttributes(attributes, address) or not attributes[0]:
+        if not is_memory_of_gpus(address):
             raise RuntimeError(f"an illegal memory access: an argument of {name} was freed after the capture")
 
 

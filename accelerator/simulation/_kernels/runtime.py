@@ -21,6 +21,7 @@ __all__ = [
     "flip_bit",
     "has_bit_to_flip",
     "has_faults",
+    "is_memory_of_gpus",
     "library",
     "noting_refusals",
     "raise_error",
@@ -46,12 +47,19 @@ read; and in a bad fork."""
 
 _fault_flag = ctypes.POINTER(ctypes.c_int).in_dll(library, "accelerator_simulation_fault_flag")
 library.accelerator_simulation_begin_op.argtypes = (ctypes.c_void_p, ctypes.c_int)
+library.cudaPointerGetAttributes.argtypes = (ctypes.c_void_p, ctypes.c_void_p)
 
 
 def _is_capturing(device: torch.device) -> bool:
     """Return whether the current stream of the device captures."""
     with torch.cuda.device(device):
         return torch.cuda.is_current_stream_capturing()
+
+
+def is_memory_of_gpus(address: int) -> bool:
+    """Return whether CUDA knows the memory at an address: that of a GPU, or pinned or managed memory."""
+    attributes = (ctypes.c_int * 64)()  # their first field is the kind of memory, which is 0 if there is none
+    return library.cudaPointerGetAttributes(attributes, address) == 0 and attributes[0] != 0
 
 
 def raise_in_bad_fork() -> None:

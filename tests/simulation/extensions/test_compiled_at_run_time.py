@@ -35,6 +35,43 @@ def test_compile_kernel_before_any_tensor() -> None:
     assert lines in (["[0.0, 2.0, 4.0, 3.0]"], ["absent"])
 
 
+@pytest.mark.slow
+def test_ops_with_kernels_of_their_own_in_compiled_code() -> None:
+    """What compiled code computes between graph inputs and outputs is in memory of the CPU."""
+    lines = output("""
+        import torch
+        if not hasattr(torch.cuda, "_compile_kernel"):
+            print("absent")
+            raise SystemExit
+        body = "if (threadIdx.x < n) y[threadIdx.x] = 2 * x[threadIdx.x];"
+        text = 'extern "C" __global__ void twice(const float *x, float *y, int n) { ' + body + ' }'
+        kernel = torch.cuda._compile_kernel(text, "twice")
+
+        @torch.library.custom_op("accelerator_test::twice", mutates_args=())
+        def twice(x: torch.Tensor) -> torch.Tensor:
+            y = torch.empty_like(x)
+            kernel((1, 1, 1), (64, 1, 1), [x, y, x.numel()])
+            return y
+
+        twice.register_fake(torch.empty_like)
+
+        @torch.library.custom_op("accelerator_test::double_all_", mutates_args=("xs", "z"))
+        def double_all_(xs: list[torch.Tensor], z: torch.Tensor) -> None:
+            for x in (*xs, z):
+                kernel((1, 1, 1), (64, 1, 1), [x, x, x.numel()])
+
+        def function(x):
+            y, z, column = x + 1, x - 1, (x * 3)[:, 1]
+            double_all_([y, x], z)
+            return twice(x + 1) - 3, y * 3, z * 3, column + twice(column.contiguous()), twice(x)
+
+        for name, x in (("first", torch.randn(4, 8, device="cuda")), ("second", torch.randn(4, 8, device="cuda"))):
+            expected, found = (each(x.clone()) for each in (function, torch.compile(function)))
+            print(name, all(map(torch.equal, expected, found)))
+        """)
+    assert lines in (["first True", "second True"], ["absent"])
+
+
 JITERATOR = """
     import torch
     from torch.cuda.jiterator import _create_jit_fn, _create_multi_output_jit_fn

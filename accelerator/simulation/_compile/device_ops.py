@@ -205,26 +205,32 @@ def run_on_device(
     """
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        changed: list[tuple[torch.Tensor, torch.Tensor]] = []
+        copies: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}  # of storages, by address, because arguments may overlap
+        changed: set[int] = set()
 
         def to_device(place: str, value: Any) -> Any:
-            if isinstance(value, torch.Tensor) and value.device.type == "cpu" and place not in on_cpu:
-                alias = alias_on(value, device)
-                if written is None or not value.numel() or runtime.is_memory_of_gpus(value.data_ptr()):
-                    return alias
-                memory = _memory_of(alias)
-                copy = memory.clone()
-                if place in written or place.rpartition("_")[0] in written:
-                    changed.append((memory, copy))
-                return copy.as_strided(value.size(), value.stride())
-            return device if isinstance(value, torch.device) else value
+            if not isinstance(value, torch.Tensor) or value.device.type != "cpu" or place in on_cpu:
+                return device if isinstance(value, torch.device) else value
+            if written is None or not value.numel() or runtime.is_memory_of_gpus(value.data_ptr()):
+                return alias_on(value, device)
+            storage = value.untyped_storage()
+            address = storage.data_ptr()
+            if address not in copies:
+                memory = torch.empty(0, dtype=torch.uint8, device=device)
+                memory.set_(bindings.storage_at(address, device, storage.nbytes()))
+                copies[address] = memory, memory.clone()
+            if place in written or place.rpartition("_")[0] in written:
+                changed.add(address)
+            copy = torch.empty(0, dtype=value.dtype, device=device)
+            return copy.set_(copies[address][1].untyped_storage(), value.storage_offset(), value.size(), value.stride())
 
         with torch.cuda.device(device):
             if runtime.wait_unless_capturing(device):
                 raise NotImplementedError(f"{name} is not simulated in compiled code while a stream captures")
             args, kwargs = _map_arguments(to_device, arguments, args, kwargs)
             results = function(*args, **kwargs)
-            for memory, copy in changed:
+            for address in changed:
+                memory, copy = copies[address]
                 memory.copy_(copy)
             return pytree.tree_map_only(torch.Tensor, torch.Tensor.cpu, results)
 
@@ -235,15 +241,6 @@ def alias_on(tensor: torch.Tensor, device: torch.device) -> torch.Tensor:
     """Return a tensor of a device over the memory of a CPU tensor: simulated device memory is host memory."""
     if not tensor.numel():
         return tensor.to(device)
-    storage = bindings.storage_at(tensor.data_ptr(), device, _span(tensor) * tensor.element_size())
+    elements = 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
+    storage = bindings.storage_at(tensor.data_ptr(), device, elements * tensor.element_size())
     return torch.empty(0, dtype=tensor.dtype, device=device).set_(storage, 0, tensor.size(), tensor.stride())
-
-
-def _span(tensor: torch.Tensor) -> int:
-    """Return how many elements lie from the first to the last one of a tensor in memory."""
-    return 1 + sum((size - 1) * stride for size, stride in zip(tensor.size(), tensor.stride(), strict=True))
-
-
-def _memory_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Return all elements from the first to the last one of a tensor in memory, as a vector over the same memory."""
-    return tensor.as_strided((_span(tensor),), (1,))

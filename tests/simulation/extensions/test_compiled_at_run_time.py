@@ -58,12 +58,15 @@ def test_ops_with_kernels_of_their_own_in_compiled_code() -> None:
         @torch.library.custom_op("accelerator_test::double_all_", mutates_args=("xs", "z"))
         def double_all_(xs: list[torch.Tensor], z: torch.Tensor) -> None:
             for x in (*xs, z):
-                kernel((1, 1, 1), (64, 1, 1), [x, x, x.numel()])
+                for row in x if x.dim() > 1 else [x]:
+                    kernel((1, 1, 1), (64, 1, 1), [row, row, row.numel()])
 
         def function(x):
             y, z, column = x + 1, x - 1, (x * 3)[:, 1]
             double_all_([y, x], z)
-            return twice(x + 1) - 3, y * 3, z * 3, column + twice(column.contiguous()), twice(x)
+            rows = x + 5
+            double_all_([rows[0::2], rows[1::2]], rows[3])  # views between one another, and over one another
+            return rows * 3, twice(x + 1) - 3, y * 3, z * 3, column + twice(column.contiguous()), twice(x)
 
         for name, x in (("first", torch.randn(4, 8, device="cuda")), ("second", torch.randn(4, 8, device="cuda"))):
             expected, found = (each(x.clone()) for each in (function, torch.compile(function)))

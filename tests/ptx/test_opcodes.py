@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from accelerator.simulation._ptx import compiler
 from accelerator.simulation._ptx.errors import Refused
 from accelerator.simulation._ptx.generator import generate
 from accelerator.simulation._ptx.opcodes import OPERATIONS, canonical, find
@@ -35,7 +36,7 @@ from tests.support.simulation import linux_only
 pytestmark = [linux_only, pytest.mark.torch_free, pytest.mark.xdist_group("ptx")]
 
 PARTS = 16
-SAMPLE = 60
+SAMPLE = 120
 """Of so many variants in the order of their names, the default suite tests one."""
 
 
@@ -61,6 +62,7 @@ def numbered_batches() -> list[list[Case]]:
     return batches(all_cases())
 
 
+@pytest.mark.slow
 def test_that_accepted_variants_are_those_that_are_tested() -> None:
     tested = {case.variant for case in all_cases()}
     for program in all_programs():
@@ -230,6 +232,14 @@ def test_that_hints_and_scopes_make_no_other_variant(opcode: str, variant: str) 
 def test_that_others_are_refused_by_name(opcode: str, reason: str) -> None:
     with pytest.raises(Refused, match=reason.replace(".", r"\.")):
         find(opcode)
+
+
+def test_that_the_headers_of_kernels_are_short() -> None:
+    """Most kernels have some hundred instructions, so that reading immintrin.h would take most of their compilation."""
+    command = [*compiler.compiler_command(), *compiler.FLAGS, *compiler.processor_flags(), "-E", "-P"]
+    headers = ["-I", str(compiler.HEADERS), "-I", str(compiler.HEADERS.parent)]
+    done = subprocess.run([*command, *headers, compiler.HEADERS / "kernel.h"], capture_output=True, check=True)
+    assert len(done.stdout.splitlines()) < 5000
 
 
 def test_that_operands_cover_edges() -> None:

@@ -9,7 +9,9 @@
 #include "floats.h"
 
 #ifdef __F16C__
-#include <immintrin.h>
+/* Not from immintrin.h, which takes longer to compile than most kernels. */
+typedef float four_floats __attribute__((vector_size(16)));
+typedef short eight_halves __attribute__((vector_size(16)));
 #endif
 
 enum { HALF_NAN = 0x7fff };
@@ -43,7 +45,7 @@ INLINE double fma_to_odd(double a, double b, double c)
 INLINE float float_of_half(u16 half)
 {
 #ifdef __F16C__
-    return _cvtsh_ss(half);
+    return __builtin_ia32_vcvtph2ps((eight_halves){(short)half})[0];
 #else
     u32 sign = (u32)(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
     if (exponent == 31)
@@ -57,7 +59,7 @@ INLINE float float_of_half(u16 half)
 INLINE u16 half_of_float(float value)
 {
 #ifdef __F16C__
-    return value != value ? HALF_NAN : _cvtss_sh(value, 0);
+    return value != value ? HALF_NAN : (u16)__builtin_ia32_vcvtps2ph((four_floats){value}, 0)[0];
 #else
     u32 bits = bits_of_float(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;
     if (size > 0x7f800000u)

@@ -141,12 +141,11 @@ def ensure_built() -> Path:
         >>> (_build.ensure_built() / "driver/libcuda.so.1").is_file()
         True
     """
-    reason = build_problem()
-    if reason is not None:
-        raise RuntimeError(reason)
-    directory = _find_build()
-    if directory is not None:
+    # Each look at a build reads all of its files.
+    if platform_problem() is None and (directory := _find_build()) is not None:
         return directory
+    if (reason := build_problem()) is not None:
+        raise RuntimeError(reason)
     return install_in_cache(_libraries())
 
 

@@ -55,10 +55,17 @@ def unavailable_reason() -> str | None:
     """
     from . import _build  # imported late: `is_simulated` does not need what it imports
 
+    return _unsuitable_reason() or _build.build_problem()
+
+
+def _unsuitable_reason() -> str | None:
+    """Return why GPUs cannot be simulated with this machine and this torch, whatever is built."""
+    from . import _build  # imported late, as above
+
     build = torch_build.read()
     # Without torch, programs can still query NVML.
     if build is None or build.cuda:
-        return _build.build_problem()
+        return _build.platform_problem()
     built_for = "ROCm" if build.hip else "XPU" if build.xpu else "the CPU alone"
     return f"torch {build.version} of {sys.executable} is built for {built_for}; install a CUDA build"
 
@@ -68,7 +75,7 @@ def _where_possible(function: Callable[_Parameters, dict[str, str]]) -> Callable
 
     @wraps(function)
     def checked(*arguments: _Parameters.args, **options: _Parameters.kwargs) -> dict[str, str]:
-        reason = unavailable_reason()
+        reason = _unsuitable_reason()  # the function raises what else `unavailable_reason` returns
         if reason is not None:
             raise RuntimeError(reason)
         return function(*arguments, **options)

@@ -14,8 +14,14 @@ from pathlib import Path
 
 from accelerator import simulation
 from accelerator._machine import torch_build
+from accelerator.simulation import _build_cache
 
 TESTS = Path(__file__).parent
+COMPILE_ENGINE = """
+import torch
+from accelerator.simulation import _engine_build
+_engine_build.ensure_built(_engine_build.describe(torch), None)
+"""
 
 
 def main(arguments: list[str]) -> int:
@@ -33,28 +39,40 @@ def main(arguments: list[str]) -> int:
     is_quick = speed.startswith("not slow")
     if is_quick:
         os.environ.setdefault("OMP_NUM_THREADS", "1")
+        # Inductor would compile a program for each kind of vector instructions, to learn whether it runs.
+        os.environ.setdefault("TORCHINDUCTOR_VEC_ISA_OK", "0")
     # Inductor's pool of compilers would import torch once more for each program. One test has a pool of its own.
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")
-    # One worker more than cores, because tests wait in a part of their time. Slow tests start several processes themselves.
-    workers = str(min((os.cpu_count() or 1) + is_quick, 4))
-    pytest = [sys.executable, "-m", "pytest", "-n", workers, "--dist", "loadscope", "-m", speed, *arguments]
+    # One worker more than cores, because tests on GPUs wait in a part of their time. Slow tests start several processes.
+    cores = os.cpu_count() or 1
+    many, few = (["-n", str(min(count, 4))] for count in (cores + is_quick, cores))
+    pytest = [sys.executable, "-m", "pytest", "--dist", "loadscope", "-m", speed]
     if build is None:
-        runs = [("without torch", dict(os.environ), [str(TESTS)])]
+        runs = [("without torch", dict(os.environ), [*many, *arguments, str(TESTS)])]
     elif build.cuda:
+        compile_engine_on_a_new_machine()
         # Each worker has its own simulated GPUs, so the workers do not share the memory of a GPU.
-        on_cpu = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
+        cpu_tests = [str(path) for path in sorted(TESTS.glob("*/test_*_cpu.py"))]
+        with_two = simulation.environment(gpus=2)
+        with_none = simulation.environment(gpus=0, driver="absent", nvml="absent")
         runs = [
-            ("on two simulated GPUs", simulation.environment(gpus=2), ["--ignore-glob=*_cpu.py", str(TESTS)]),
-            ("without a GPU", simulation.environment(gpus=0, driver="absent", nvml="absent"), on_cpu),
+            ("on two simulated GPUs", with_two, [*many, *arguments, "--ignore-glob=*_cpu.py", str(TESTS)]),
+            ("without a GPU", with_none, [*few, *arguments, *cpu_tests]),
         ]
     else:
-        runs = [("on a CPU build", dict(os.environ), ["--ignore-glob=*_simulated.py", str(TESTS)])]
+        runs = [("on a CPU build", dict(os.environ), [*many, *arguments, "--ignore-glob=*_simulated.py", str(TESTS)])]
     statuses: set[int] = set()
     for where, environment, selection in runs:
         print(f"\n{where}: pytest", *pytest[3:], *selection, flush=True)
         statuses.add(subprocess.run([*pytest, *selection], cwd=TESTS.parent, env=environment, check=False).returncode)
     no_tests = 5  # pytest's status if it selects no tests, as one of the runs may
     return 0 if statuses <= {0, no_tests} and statuses != {no_tests} else 1
+
+
+def compile_engine_on_a_new_machine() -> None:
+    """Start to compile the engine of simulated GPUs while the driver is compiled. All workers wait for it."""
+    if not any(any(root.glob("accelerator/engine-*")) for root in _build_cache.cache_roots()):
+        subprocess.Popen([sys.executable, "-c", COMPILE_ENGINE])
 
 
 if __name__ == "__main__":

@@ -16,7 +16,7 @@ from tests.support.discovery import on_simulated_gpus
 
 pytestmark = pytest.mark.xdist_group("hostacc")
 
-SAMPLE = ("memory_allocated", "set_device_index", "get_device_name", "initial_seed")
+SAMPLE = ("memory_allocated", "set_device_index", "get_device_name")
 
 
 def _check(results: Iterator[bad_arguments.Outcome], device_type: str) -> None:

@@ -56,7 +56,7 @@ def machines() -> list[Any]:
         (nvml, drivers[(i + turn) % len(drivers)], migs[(i // 3 + turn) % 2]) for turn in (0, 1) for i, nvml in enumerate(NVML)
     ]
     return [
-        *(pytest.param(*case, 3) for case in cases[: len(drivers)]),
+        *(pytest.param(*case, 6) for case in cases[: len(drivers)]),
         *(pytest.param(*case, 1, marks=[pytest.mark.slow, pytest.mark.exhaustive]) for case in cases),
     ]
 

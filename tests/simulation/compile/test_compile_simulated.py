@@ -12,8 +12,6 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._inductor import cpp_builder
-from torch._inductor.exc import InvalidCxxCompiler
 from torch.utils import _pytree as pytree
 
 import accelerator as acc
@@ -21,16 +19,24 @@ from tests.support import ROOT
 
 if torch.__version__ < (2, 8):
     pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
-try:
-    cpp_builder.get_cpp_compiler()
-except InvalidCxxCompiler:
-    pytest.skip("needs: a C++ compiler, with which Inductor compiles for the CPU", allow_module_level=True)
 
 # Run in one worker of xdist, because importing Inductor takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("compile")
 
 IS_TORCH_2_8 = torch.__version__ < (2, 9)
 CUDA = torch.device("cuda", 0)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _needs_a_compiler() -> None:
+    # Imported late: each worker of pytest imports this module, and one runs its tests.
+    from torch._inductor import cpp_builder
+    from torch._inductor.exc import InvalidCxxCompiler
+
+    try:
+        cpp_builder.get_cpp_compiler()
+    except InvalidCxxCompiler:
+        pytest.skip("needs: a C++ compiler, with which Inductor compiles for the CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -214,6 +220,7 @@ def test_a_capture_of_compiled_random_numbers_is_refused() -> None:
     assert x.eq(2).all()
 
 
+@pytest.mark.slow
 def test_a_captured_graph_runs_compiled_code_without_inputs() -> None:
     compiled = torch.compile(lambda: torch.arange(4, device=CUDA) * 2.0)
     compiled()

@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 import torch
-import torch._dynamo.testing
 
 if torch.__version__ < (2, 8):
     pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
@@ -131,7 +130,9 @@ def test_launches_in_one_graph(function: Any, backend: str) -> None:
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_may_change(backend: str) -> None:
-    counter = torch._dynamo.testing.CompileCounterWithBackend(backend)
+    from torch._dynamo.testing import CompileCounterWithBackend
+
+    counter = CompileCounterWithBackend(backend)
     compiled = torch.compile(several, fullgraph=True, backend=counter, dynamic=True)
     for size in (100, 130, 70):
         x, y = randn(size), randn(size)

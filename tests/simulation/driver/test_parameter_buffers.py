@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import pytest
+
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only, run
 
@@ -47,6 +49,7 @@ def test_a_buffer_without_parameters_is_invalid() -> None:
     assert launch_errors(".param .u64 a", 0, None) == [INVALID_VALUE] * 2
 
 
+@pytest.mark.slow
 def test_a_buffer_may_have_padding_to_eight_bytes_after_the_parameters() -> None:
     assert launch_errors(".param .u64 a, .param .u32 b", 12, 16, 17, 24, 64) == [SUCCESS] * 2 + [OUT_OF_RESOURCES] * 3
     assert launch_errors(".param .u64 a", 8, 24) == [SUCCESS, OUT_OF_RESOURCES]

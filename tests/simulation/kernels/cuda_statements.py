@@ -6,10 +6,11 @@ Import it before ``operators``, in a process of its own: it patches torch.
 from __future__ import annotations
 
 import torch
-import torch._dynamo  # reads torch.version.cuda when it is imported, so import it before the change below
 
 DEVICE = "cuda" if torch.version.cuda else "cpu"
 if DEVICE == "cpu":
+    import torch._dynamo  # reads torch.version.cuda when it is imported, so import it before the change
+
     torch.version.cuda = "13.0"
     torch.cuda.is_available = lambda: True
     torch.cuda.device_count = lambda: 1

@@ -378,6 +378,7 @@ def test_numbers_that_are_not_known_are_numbers() -> None:
 def test_large_unsigned_numbers_are_read() -> None:
     support.run(
         """
+        import torch._dynamo
         import torch
         number = torch.tensor([2**63 + 5], dtype=torch.uint64)
         assert number.item() == number.cuda().item() == 2**63 + 5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import pickle
 import subprocess
 import sys
@@ -56,33 +55,22 @@ def differing(module: str, names: list[str], folder: Path) -> dict[str, tuple[An
     return {name: (computed[name], rehearsed[name]) for name in computed if computed[name] != rehearsed[name]}
 
 
-@pytest.fixture(scope="module")
-def samples(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[dict[str, Any]]]:
-    """Return what the programs and the operators of the samples need, with and without computing, by their module."""
-    folder = tmp_path_factory.mktemp("samples")
+def test_programs_need_what_computing_needs(tmp_path: Path) -> None:
     code = """
         import torch._dynamo
         import torch
-        import json, runpy, sys
-        for module, *arguments in json.loads(sys.argv[1]):
-            sys.argv = [module, *arguments]
-            runpy.run_module(f"tests.simulation.rehearsal.{module}", run_name="__main__", alter_sys=True)
+        import runpy
+        runpy.run_module("tests.simulation.rehearsal.rehearsed_programs", run_name="__main__", alter_sys=True)
     """
-    needed: dict[str, list[dict[str, Any]]] = {}
-    for compute in (True, False):
-        files = {module: folder / f"{module}-{compute}" for module in ("rehearsed_programs", "rehearsed_operators")}
-        names = {"rehearsed_programs": SAMPLE_OF_PROGRAMS, "rehearsed_operators": SAMPLE}
-        orders = [[module, str(file), *names[module]] for module, file in files.items()]
-        support.run(code, simulated_environment(gpus=1, compute=compute), json.dumps(orders), timeout=DEADLINE)
-        for module, file in files.items():
-            needed.setdefault(module, []).append(pickle.loads(file.read_bytes()))
-    return needed
+    computed, rehearsed = (tmp_path / f"{compute}" for compute in (True, False))
+    for compute, file in ((True, computed), (False, rehearsed)):
+        support.run(code, simulated_environment(gpus=1, compute=compute), str(file), *SAMPLE_OF_PROGRAMS, timeout=DEADLINE)
+    assert pickle.loads(rehearsed.read_bytes()) == pickle.loads(computed.read_bytes())
 
 
-@pytest.mark.parametrize("module", ["rehearsed_programs", "rehearsed_operators"])
-def test_samples_need_what_computing_needs(module: str, samples: dict[str, list[dict[str, Any]]]) -> None:
-    computed, rehearsed = samples[module]
-    assert rehearsed == computed
+@pytest.mark.slow
+def test_operators_allocate_what_computing_allocates(tmp_path: Path) -> None:
+    assert differing("rehearsed_operators", [*SAMPLE], tmp_path) == {}
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """Runs distributed trainings over nccl in forked ranks, and saves the losses and the first gradients of each rank.
 
-``python -m tests.simulation.trainings.training_ranks WORLD FILE`` runs on as many simulated GPUs as there are ranks.
+``python -m tests.simulation.trainings.training_ranks WORLD FILE`` runs on as many simulated GPUs as there are ranks. Each
+worker of pytest imports this module, so that the ranks import late what takes a second.
 """
 
 from __future__ import annotations
@@ -17,11 +18,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import FullyShardedDataParallel, MixedPrecisionPolicy, fully_shard
-from torch.distributed.optim import ZeroRedundancyOptimizer
-from torch.distributed.tensor import DTensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 from tests.simulation.trainings import trainings
 from tests.simulation.trainings.trainings import STEPS, Language, adamw, cross_entropy
@@ -69,7 +65,7 @@ def whole_gradients(model: nn.Module) -> dict[str, torch.Tensor]:
     for name, parameter in model.named_parameters():
         gradient = parameter.grad
         assert gradient is not None, name
-        if isinstance(gradient, DTensor):
+        if hasattr(gradient, "full_tensor"):
             gradient = gradient.full_tensor()
         gradients_by_name[name.replace("_fsdp_wrapped_module.", "").removeprefix("module.")] = gradient.float().cpu()
     return gradients_by_name
@@ -109,11 +105,15 @@ def ddp_static_graph() -> Training:
 
 
 def zero_redundancy() -> Training:
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
     wrapped = nn.parallel.DistributedDataParallel(language().cuda(), device_ids=[torch.cuda.current_device()])
     return train(wrapped, ZeroRedundancyOptimizer(wrapped.parameters(), torch.optim.AdamW, lr=0.01), own_batch())
 
 
 def fsdp2() -> Training:
+    from torch.distributed.fsdp import fully_shard
+
     model = language().cuda()
     for block in model.blocks:
         fully_shard(block)
@@ -122,6 +122,8 @@ def fsdp2() -> Training:
 
 
 def fsdp2_mixed() -> Training:
+    from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
     model = language().cuda()
     policy = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.float32)
     for block in model.blocks:
@@ -131,6 +133,8 @@ def fsdp2_mixed() -> Training:
 
 
 def fsdp1() -> Training:
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
     model = FullyShardedDataParallel(language().cuda(), device_id=torch.cuda.current_device(), use_orig_params=True)
 
     def gradients(_: nn.Module) -> dict[str, torch.Tensor]:
@@ -141,6 +145,9 @@ def fsdp1() -> Training:
 
 
 def tensor_parallel() -> Training:
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
     mesh = init_device_mesh("cuda", (dist.get_world_size(),))
     model = language().cuda()
     for block in model.blocks:

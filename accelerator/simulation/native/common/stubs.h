@@ -7,6 +7,9 @@
 
 #define STUB __attribute__((visibility("default"), weak))
 
+/* Of the function that stubs call: without this, compilers spend seconds to put a copy into each of a thousand stubs. */
+#define CALLED_BY_STUBS __attribute__((noinline, cold))
+
 /* A jump keeps the arguments and the result, whatever they are. */
 #define VARIANT(name, function)                                                                                        \
     __asm__(".text\n.globl " #name "\n.type " #name ", @function\n" #name ":\n\tjmp " #function "@PLT\n.size " #name ", .-" #name);

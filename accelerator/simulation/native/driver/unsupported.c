@@ -2,7 +2,7 @@
 #include "driver.h"
 #include "common/stubs.h"
 
-static CUresult refuse(const char *function)
+CALLED_BY_STUBS static CUresult refuse(const char *function)
 {
     RETURN_IF_ERROR(enter(function));
     return ERROR_NOT_SUPPORTED;

@@ -3,13 +3,13 @@
 #include "nvml.h"
 #include "common/stubs.h"
 
-static int refuse(const char *function)
+CALLED_BY_STUBS static int refuse(const char *function)
 {
     RETURN_IF_ERROR(nvml_enter(function, true));
     return NVML_NOT_SUPPORTED;
 }
 
-static int refuse_device(const char *function, nvml_handle handle)
+CALLED_BY_STUBS static int refuse_device(const char *function, nvml_handle handle)
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(function, handle, true, &device));

@@ -2,7 +2,7 @@
 #include "runtime.h"
 #include "common/stubs.h"
 
-static cudaError_t refuse(const char *function)
+CALLED_BY_STUBS static cudaError_t refuse(const char *function)
 {
     RETURN_IF_ERROR(enter(function));
     return fail(ERROR_NOT_SUPPORTED);

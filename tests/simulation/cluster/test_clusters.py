@@ -17,6 +17,7 @@ import pytest
 from accelerator._machine import torch_build
 from accelerator.simulation import _cluster
 from accelerator.simulation._node_output import NodeOutput
+from tests import support
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, python
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -396,7 +397,7 @@ class TestEnds:
 
 
 class TestSignals:
-    @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+    @pytest.mark.parametrize("number", support.sample([signal.SIGTERM, signal.SIGINT, signal.SIGHUP], signal.SIGTERM))
     def test_signals_go_to_all_nodes(self, number: signal.Signals) -> None:
         # Node 0 has ended while node 1 still tidies up. A signal just before signal.pause() would not end the pause.
         program = f"""

@@ -128,6 +128,7 @@ def test_launches_in_one_graph(function: Any, backend: str) -> None:
     assert_compiled_is_eager(function, randn(100), randn(100), backend=backend)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_sizes_may_change(backend: str) -> None:
     from torch._dynamo.testing import CompileCounterWithBackend

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests import support
 from tests.simulation.extensions.binaries import CODE, LZ4, ZSTD, Binary, Entry
 from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARIABLES, WRONG
 from tests.simulation.runtime.test_launches_simulated import Dim3
@@ -38,7 +39,7 @@ def pending(runtime: ctypes.CDLL) -> Iterator[None]:
     runtime.accelerator_simulation_refusal(None, ctypes.c_size_t(0))
 
 
-@pytest.mark.parametrize("flags", [0, LZ4, ZSTD])
+@pytest.mark.parametrize("flags", support.sample([0, LZ4, ZSTD], ZSTD))
 def test_values(flags: int) -> None:
     repeated = "// " + "=" * 500  # a match of LZ4 that overlaps itself
     assert saxpy(Binary(Entry(80, SAXPY + repeated, flags))).abs().max() == 0

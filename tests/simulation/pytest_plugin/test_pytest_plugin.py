@@ -830,7 +830,7 @@ CONFIGURED = """
     [
         ([], "2 3"),
         pytest.param(["-n2"], "2 3", marks=pytest.mark.slow),
-        (["--simulate-gpus", "1", "--simulate-memory", "1GiB"], "1 1"),
+        pytest.param(["--simulate-gpus", "1", "--simulate-memory", "1GiB"], "1 1", marks=pytest.mark.slow),
         pytest.param(["-o", "simulate_gpus="], "0 0", marks=pytest.mark.slow),
     ],
 )
@@ -902,7 +902,7 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
-        (["--simulate-races"], "--simulate-races needs --simulate-gpus"),
+        pytest.param(["--simulate-races"], "--simulate-races needs --simulate-gpus", marks=pytest.mark.slow),
         (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
         pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),
     ],

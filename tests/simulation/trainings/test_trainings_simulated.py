@@ -12,6 +12,7 @@ from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from accelerator.simulation._torch_versions import runs_compiled_code
+from tests import support
 from tests.simulation.trainings import trainings
 from tests.simulation.trainings.trainings import assert_same_losses, train
 
@@ -98,7 +99,7 @@ class TestTransformer:
         compare(trainings.Language, trainings.tokens())
 
     @pytest.mark.parametrize("off", SWITCHES[:3])
-    @pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+    @pytest.mark.parametrize("dtype", support.sample([None, torch.bfloat16], torch.bfloat16))
     def test_training_with_one_sdp_kernel_disabled(
         self, switches: Callable[[str, bool], None], off: str, dtype: torch.dtype | None
     ) -> None:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from accelerator import simulation
 from accelerator._machine import torch_build
-from accelerator.simulation import _build_cache
+from accelerator.simulation import _engine_build
 
 TESTS = Path(__file__).parent
 COMPILE_ENGINE = """
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 def compile_engine_on_a_new_machine() -> None:
     """Start to compile the engine of simulated GPUs while the driver is compiled. All workers wait for it."""
-    if not any(any(root.glob("accelerator/engine-*")) for root in _build_cache.cache_roots()):
+    if not _engine_build.is_any_built(None):
         subprocess.Popen([sys.executable, "-c", COMPILE_ENGINE])
 
 

@@ -30,7 +30,7 @@ from ._build_cache import (
     was_announced,
 )
 
-__all__ = ["Torch", "build", "describe", "ensure_built", "missing_compiler"]
+__all__ = ["Torch", "build", "describe", "ensure_built", "is_any_built", "missing_compiler"]
 
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
@@ -78,8 +78,7 @@ def ensure_built(torch: Torch, libraries: str | None, *, is_required: bool = Fal
         RuntimeError: `is_required`, and the engine cannot be compiled.
     """
     made = _engine(torch)
-    roots = [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
-    for root in roots:
+    for root in _roots(libraries):
         if is_intact(made, root / made.name):
             return root / made.name / _LIBRARY
     try:
@@ -96,14 +95,23 @@ def ensure_built(torch: Torch, libraries: str | None, *, is_required: bool = Fal
 
 def missing_compiler(libraries: str | None) -> str | None:
     """Return why races cannot be found on any torch: there is no C++ compiler, and no engine was compiled before."""
-    roots = [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
-    if any(any(root.glob(f"{_CACHE_NAME}*/{_LIBRARY}")) for root in roots):
+    if is_any_built(libraries):
         return None
     try:
         _compiler()
     except RuntimeError as error:
         return _RACES_NEED_ENGINE.format(error)
     return None
+
+
+def is_any_built(libraries: str | None) -> bool:
+    """Return whether an engine was compiled before, for any torch."""
+    return any(any(root.glob(f"{_CACHE_NAME}*/{_LIBRARY}")) for root in _roots(libraries))
+
+
+def _roots(libraries: str | None) -> list[Path]:
+    """Return the directories that may have an engine: that of ``simulate --build`` first, then the caches."""
+    return [Path(os.path.abspath(libraries)), *cache_roots()] if libraries else cache_roots()
 
 
 def build(torch: Torch, root: Path) -> Path:

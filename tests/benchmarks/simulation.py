@@ -75,6 +75,20 @@ def ratios(runs: tuple[Callable[[], float], Callable[[], float]], budget: float)
     return result
 
 
+def counts(run: Callable[[], float]) -> tuple[list[float], list[float]]:
+    """Return how many results the engine copies, and how many pages are new to the process, in each round of a function."""
+    import resource
+
+    engine = sys.modules["_accelerator_simulation._kernels.engine"].engine
+    copies, pages = [], []
+    for _ in range(ROUNDS):
+        before = engine.count_copies(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+        run()
+        copies.append(float(engine.count_copies() - before[0]))
+        pages.append(float(resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before[1]))
+    return copies, pages
+
+
 def thread_seconds(run: Callable[[int], object]) -> Callable[[], float]:
     """Return a function that runs a loop for a few calls and returns the processor time of its thread."""
 
@@ -204,6 +218,11 @@ def training_steps() -> Iterator[Row]:
         for name, (*arguments, budget) in steps.items():
             runs = timer(*arguments, "cpu"), timer(*arguments, "cuda")
             yield Row(f"step of a {name}, ratio", "", ratios(runs, budget), budget)
+            # What a busy machine does not change.
+            (copies, pages), (_, pages_on_cpu) = (counts(run) for run in reversed(runs))
+            yield Row(f"{name}: copied results", "", copies, 0.0)
+            more_pages = [on_gpu - on_cpu for on_gpu, on_cpu in zip(pages, pages_on_cpu, strict=True)]
+            yield Row(f"{name}: more new pages", "", more_pages, 10.0)
     finally:
         os.sched_setaffinity(0, processors)
         torch.set_num_threads(threads)

@@ -62,6 +62,7 @@ make_library: Callable[..., Any] = _find("_C._dispatch_library")
 describe_kernels: Callable[[str], str] = _find("_C._dispatch_dump")
 # The keys after a key in the dispatcher's order, for an override that calls the kernel below.
 keys_after: Callable[[DispatchKey], Any] = _find("_C._dispatch_keyset_full_after")
+keys_of: Callable[[DispatchKey], Any] = _find("_C.DispatchKeySet")
 # The keys that this thread includes and excludes, and a context that sets them: for vmap inside of a dispatch mode.
 included_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_include_set")
 excluded_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_exclude_set")

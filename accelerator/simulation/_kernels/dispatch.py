@@ -17,6 +17,7 @@ from .call import Call, tensors_in
 from .engine import engine
 from .ops import Op
 from .runtime import has_faults, streams_need_checks
+from .schemas import operator_of
 
 __all__ = [
     "copy_override",
@@ -157,14 +158,11 @@ def override_with_own_kernel(
         name: The name of the op.
         override: Gets the op's own kernel for the device of its arguments, which autograd no longer records, and the arguments.
     """
-    namespace, _, short_name = name.partition("::")
-    packet, _, overload = short_name.partition(".")
     # The dispatcher visits this key for tensors of every device, before the key of the device.
     below = bindings.keys_after(DispatchKey.BackendSelect)
 
     def run(keyset: Any, *args: Any, **kwargs: Any) -> Any:
-        operator = getattr(getattr(getattr(torch.ops, namespace), packet), overload or "default")
-        return override(functools.partial(operator.redispatch, keyset & below), args, kwargs)
+        return override(functools.partial(operator_of(name).redispatch, keyset & below), args, kwargs)
 
     library.impl(name, DispatchKey.BackendSelect, run, True)
 

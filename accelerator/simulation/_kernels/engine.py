@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import os
+import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -22,14 +23,24 @@ from .assertions import may_assert
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
-from .kernel_memory import COPIES_OF_RESULT, CPU_HAS_RESULT_MEMORY, KERNEL_MEMORY, RESULT_MEMORY, WITHOUT_MEMORY
+from .kernel_memory import (
+    COPIES_OF_RESULT,
+    CPU_HAS_RESULT_MEMORY,
+    KERNEL_MEMORY,
+    RESULT_MEMORY,
+    WITHOUT_MEMORY,
+    FewElements,
+    memory_sizes,
+    take_together,
+    with_kernel_memory,
+)
 from .ops import Op
 from .reduction_memory import ALWAYS_TAKE_MEMORY, REDUCTIONS
-from .schemas import split
+from .schemas import operator_of, schema_of, split
 from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
 
-__all__ = ["OVERRIDE_KEY", "engine"]
+__all__ = ["OVERRIDE_KEY", "engine", "with_memory"]
 
 OVERRIDE_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
@@ -96,6 +107,8 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "record_accesses": (None, _Address),
     "end_accesses": (None, _Address),
     "order_devices": (None, ctypes.c_int, ctypes.c_int),
+    "begin_learning": (None,),
+    "end_learning": (None, _Address, ctypes.c_int),
     "copies": (ctypes.c_uint64,),
 }
 """The results and arguments of functions of the engine."""
@@ -179,6 +192,34 @@ class Engine:
         if kernel is not None and rules is not None:
             self._library.accelerator_engine_describe(kernel, ctypes.byref(self._rules_type(*rules)))
 
+    def with_memory(self, name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+        """Return an op's kernel override, which lets the engine compute, takes memory, and tells the engine how much."""
+        kernel = functools.partial(operator_of(name).redispatch, bindings.keys_of(bindings.DispatchKey.CUDA))
+        begin, end = self._library.accelerator_engine_begin_learning, self._library.accelerator_engine_end_learning
+        sizes_of, in_python = memory_sizes(name), with_kernel_memory(name, override)
+        thread = threading.local()
+
+        def run(*args: Any, **kwargs: Any) -> Any:
+            if getattr(thread, "is_learning", False):
+                return override(*args, **kwargs)  # the engine does not handle this call for another reason
+            if bindings.is_deterministic():
+                return in_python(*args, **kwargs)
+            thread.is_learning = True
+            begin()
+            try:
+                result = kernel(*args, **kwargs)
+                sizes, device = sizes_of(args, kwargs)
+            except BaseException:
+                end(None, -1)
+                raise
+            finally:
+                thread.is_learning = False
+            end((ctypes.c_size_t * len(sizes))(*sizes), len(sizes))
+            take_together(sizes, device)
+            return result
+
+        return run
+
     def _sum_flags(self, flags: _Flags) -> int:
         return sum(number for number, is_set in zip(self._flags, flags, strict=True) if is_set)
 
@@ -201,7 +242,7 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
     calls_without_memory = WITHOUT_MEMORY.get(op.name)
     need = NEEDS.get(op.name)
     if op.name in KERNEL_MEMORY and calls_without_memory is None and op.name not in COPIES_OF_RESULT:
-        return None
+        calls_without_memory = FewElements(_first_tensor(op.name), -1)  # no calls
     if op.is_decomposed and need is None and not is_composed:
         return None
     if need is None:
@@ -241,6 +282,10 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
     )
 
 
+def _first_tensor(name: str) -> str:
+    return next(each.name for each in schema_of(name).arguments if str(each.type) == "Tensor")
+
+
 def _positions(op: Op, names: frozenset[str]) -> int:
     return sum(1 << op.names.index(name) for name in names)
 
@@ -257,3 +302,10 @@ def _load() -> Engine | None:
 engine = _load()
 """The engine of this process. None if Python handles all calls: it could not be built, or it is not needed, because ops do not
 compute and races are not to be found."""
+
+
+def with_memory(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
+    """Return an op's kernel override that takes the memory that the op's CUDA kernel does, if the table has it."""
+    if engine is None or name not in KERNEL_MEMORY:
+        return with_kernel_memory(name, override)
+    return engine.with_memory(name, override)

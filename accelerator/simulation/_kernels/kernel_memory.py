@@ -28,6 +28,9 @@ __all__ = [
     "KERNEL_MEMORY",
     "RESULT_MEMORY",
     "WITHOUT_MEMORY",
+    "FewElements",
+    "memory_sizes",
+    "take_together",
     "with_kernel_memory",
 ]
 
@@ -407,33 +410,39 @@ COPIES_OF_RESULT = frozenset(("aten::_softmax_backward_data", "aten::_softmax_ba
 
 def with_kernel_memory(name: str, override: Callable[..., Any]) -> Callable[..., Any]:
     """Return an op's kernel override that allocates what the op's CUDA kernel does, if the table has it."""
-    sizes_of = KERNEL_MEMORY.get(name)
-    if sizes_of is None:
+    if name not in KERNEL_MEMORY:
         return override
-    bind = binder(name)
-    schema_arguments = schema_of(name).arguments
-    defaults = {each.name: each.default_value for each in schema_arguments if each.has_default_value()}
-    few = WITHOUT_MEMORY.get(name)
-    if few is not None and few.flag:
-        few = None  # its row looks at the flag
-    position = [each.name for each in schema_arguments].index(few.argument) if few is not None else 0
+    sizes_of = memory_sizes(name)
 
     def run(*args: Any, **kwargs: Any) -> Any:
         result = override(*args, **kwargs)
-        if few is not None:
-            counted = args[position] if position < len(args) else kwargs[few.argument]
-            if counted.numel() <= few.most:
-                return result
-        arguments = {**defaults, **bind(args, kwargs)}
-        # The first argument is None if autograd has no gradient of the output.
-        device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
-        _allocate_together(sizes_of(arguments), device)
+        take_together(*sizes_of(args, kwargs))
         return result
 
     return run
 
 
-def _allocate_together(sizes: list[int], device: torch.device) -> None:
+def memory_sizes(name: str) -> Callable[[tuple[Any, ...], dict[str, Any]], tuple[list[int], torch.device]]:
+    """Return a function of an op's calls: the sizes of what CUDA's kernel allocates, and the device."""
+    sizes_of = KERNEL_MEMORY[name]
+    bind = binder(name)
+    defaults = {each.name: each.default_value for each in schema_of(name).arguments if each.has_default_value()}
+    few = WITHOUT_MEMORY.get(name)
+    if few is not None and few.flag:
+        few = None  # its row looks at the flag
+
+    def run(args: tuple[Any, ...], kwargs: dict[str, Any]) -> tuple[list[int], torch.device]:
+        arguments = {**defaults, **bind(args, kwargs)}
+        # The first argument is None if autograd has no gradient of the output.
+        device = next(value.device for value in arguments.values() if isinstance(value, torch.Tensor))
+        if few is not None and arguments[few.argument].numel() <= few.most:
+            return [], device
+        return [size for size in sizes_of(arguments) if size], device
+
+    return run
+
+
+def take_together(sizes: list[int], device: torch.device) -> None:
     """Allocate memory of these sizes, and free it."""
-    held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes if size]
+    held = [torch.empty(size, dtype=torch.uint8, device=device) for size in sizes]
     held.clear()

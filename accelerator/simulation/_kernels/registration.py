@@ -17,8 +17,7 @@ from .compositions import with_compositions
 from .decompositions import CUDNN_SELECTION, DECOMPOSITIONS, separate_flag
 from .determinism import alert_for
 from .dtypes import report_newer_torch
-from .engine import OVERRIDE_KEY, engine
-from .kernel_memory import with_kernel_memory
+from .engine import OVERRIDE_KEY, engine, with_memory
 from .memory_growth import watched
 from .ops import not_simulated
 from .schemas import schema_of, short_name
@@ -88,7 +87,7 @@ _OTHER_LAYOUTS = (
 )
 
 # What kernel overrides do beside computing, from the inside to the outside.
-_EXTENSIONS = (with_versions, with_kernel_memory, with_compositions, with_workspace, with_argument_checks, alert_for)
+_EXTENSIONS = (with_versions, with_memory, with_compositions, with_workspace, with_argument_checks, alert_for)
 
 _libraries: list[Any] = []
 

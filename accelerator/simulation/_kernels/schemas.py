@@ -6,9 +6,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from . import bindings
 
-__all__ = ["bind", "binder", "schema_of", "short_name", "split"]
+__all__ = ["bind", "binder", "operator_of", "schema_of", "short_name", "split"]
 
 
 def split(name: str) -> tuple[str, str]:
@@ -26,6 +28,12 @@ def short_name(name: str) -> str:
 def schema_of(name: str) -> Any:
     """Return the schema of an op."""
     return bindings.get_schema(*split(name))
+
+
+def operator_of(name: str) -> Any:
+    """Return the object of an op, one overload, in ``torch.ops``."""
+    base, overload = split(name)
+    return getattr(functools.reduce(getattr, base.split("::"), torch.ops), overload or "default")
 
 
 def bind(names: list[str], args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:

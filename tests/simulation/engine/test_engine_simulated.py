@@ -26,6 +26,7 @@ aten = torch.ops.aten
 engine: Any = getattr(sys.modules.get("_accelerator_simulation._kernels.engine"), "engine", None)
 count_copies: Callable[[], int] = engine.count_copies if engine is not None else lambda: 0
 
+Call = Callable[..., Any]
 Function = Callable[[torch.Tensor], Any]
 # Functions of a tensor of 8 x 6 x 40 x 40 floats.
 FUNCTIONS: dict[str, Function] = {
@@ -104,6 +105,58 @@ def test_results_are_not_copied(name: str) -> None:
     result = function(x)
     assert count_copies() == copies
     assert result is not None
+
+
+def test_many_calls_of_a_loop_copy_nothing() -> None:
+    """As many calls as a training step has, of as many sizes: none makes the engine forget another."""
+    x = torch.ones(301, device="cuda")
+    for step in range(4):
+        copies = count_copies()
+        for count in range(1, 301):
+            x[:count] + 1
+        assert step < 3 or count_copies() == copies
+
+
+# Calls whose CUDA kernels take memory beside their results: names and functions of a tensor of 64 x 16 x 40 x 40 floats.
+WITH_MEMORY: dict[str, Function] = {
+    "gradient of a bias": lambda x: aten.convolution_backward(
+        x, x[:, :3].contiguous(), x[:16, :3, :3, :3].contiguous(), [16], [1, 1], [1, 1], [1, 1], False, [0, 0], 1, [True] * 3
+    ),
+    "sum": lambda x: x.sum((0, 2, 3)),
+    "unaligned sum": lambda x: x.flatten()[1 : 1 + 2**20].view(1024, 1024).sum(0),
+    "sum of converted numbers": lambda x: x.sum((0, 2, 3), dtype=torch.float64),
+    "sort": lambda x: x.flatten().sort(),
+    "topk": lambda x: x.flatten().topk(3),
+    "accumulated": lambda x: x.flatten().index_put(
+        (torch.arange(2**17, device="cuda") % 5,), x.flatten()[: 2**17], accumulate=True
+    ),
+    "distances": lambda x: aten._cdist_backward(x[0, 0], x[0, 1], x[0, 2], 2.0, x[0, 3]),
+    "distances, no norm": lambda x: aten._cdist_backward(x[0, 0], x[0, 1], x[0, 2], 0.0, x[0, 3]),
+    "loss": lambda x: F.mse_loss(x, x + 1),
+}
+
+
+@pytest.fixture(scope="module")
+def large() -> torch.Tensor:
+    return torch.randn(64, 16, 40, 40, device="cuda")
+
+
+@pytest.mark.parametrize("name", WITH_MEMORY)
+def test_engine_takes_the_memory_of_kernels(name: str, large: torch.Tensor, by_engine: Call) -> None:
+    """Python takes it in the first calls, and tells the engine how much."""
+    function = WITH_MEMORY[name]
+
+    def figures() -> tuple[int, int]:
+        torch.cuda.reset_peak_memory_stats()
+        allocations = torch.cuda.memory_stats()["allocation.all.allocated"]
+        before = torch.cuda.memory_allocated()
+        function(large)
+        count = torch.cuda.memory_stats()["allocation.all.allocated"] - allocations
+        return torch.cuda.max_memory_allocated() - before, count
+
+    first = figures()
+    by_engine(function, large)
+    assert figures() == first
 
 
 def test_fast_path_raises_torchs_errors() -> None:

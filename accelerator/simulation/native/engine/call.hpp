@@ -19,11 +19,17 @@ enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR
 constexpr auto OVERRIDE_KEY = DispatchKey::PrivateUse2; // no device has it
 constexpr DispatchKeySet OVERRIDE_KEYS(OVERRIDE_KEY);
 
+// The call of this thread whose memory Python takes, and then tells. Its signature is BEGINS until the kernel is called, and 0 if
+// the engine does not handle the call.
+inline thread_local KernelMemory learned_memory;
+constexpr uint64_t BEGINS = 2; // other signatures are odd
+
 // What a look at the arguments tells about a call.
 struct Look {
     TensorImpl* first = nullptr; // the first CUDA tensor
     c10::DeviceIndex device = -1;
     bool lacks_workspace = false;
+    const KernelMemory* memory = nullptr; // that CUDA's kernel takes
 };
 
 // The kernel of one op.
@@ -33,7 +39,7 @@ public:
 
     void operator()(const c10::OperatorHandle& op, DispatchKeySet, Stack* stack)
     {
-        if (C10_UNLIKELY(races != nullptr))
+        if (C10_UNLIKELY(races != nullptr) && learned_memory.signature != BEGINS) // the outer call has told its accesses
             call_with_races(op, stack);
         else
             call(op, stack);
@@ -44,6 +50,7 @@ public:
         Look look;
         if (C10_LIKELY(run(op, stack, look)))
             return;
+        learned_memory.signature = 0;
         op.redispatchBoxed(OVERRIDE_KEYS, stack);
         if (look.lacks_workspace)
             workspaces.add(look.device);
@@ -68,6 +75,7 @@ private:
     bool is_usual(const Stack& stack, Look& look) const;
     bool has_integer_indices(const Stack& stack) const;
     bool is_large(const Stack& stack) const;
+    bool knows_memory(const Stack& stack, Look& look) const;
     bool reduces_fastest(const Stack& stack) const;
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
@@ -241,6 +249,19 @@ inline bool Kernel::is_large(const Stack& stack) const
     return flags.get(flags.size() - 1);
 }
 
+// Returns whether Python takes the memory of a large call, or has told its sizes.
+inline bool Kernel::knows_memory(const Stack& stack, Look& look) const
+{
+    const uint64_t signature = sign_memory(&argument(stack, 0), argument_count_, look.device);
+    if (learned_memory.signature == BEGINS) {
+        learned_memory.kernel = this;
+        learned_memory.signature = signature;
+        return true;
+    }
+    look.memory = kernel_memory.find(this, signature);
+    return look.memory != nullptr;
+}
+
 // Returns whether this file handles a call of the op on the current stream.
 inline bool Kernel::is_usual(const Stack& stack, Look& look) const
 {
@@ -258,8 +279,6 @@ inline bool Kernel::is_usual(const Stack& stack, Look& look) const
     }
     if (composition_ && !composition_->handles(&argument(stack, 0)))
         return false;
-    if (rules_.counted_argument >= 0 && is_large(stack))
-        return false;
     if ((flags & HAS_ALERT) && at::globalContext().deterministicAlgorithms())
         return false;
     if ((flags & READS_INDICES) && !has_integer_indices(stack))
@@ -268,7 +287,7 @@ inline bool Kernel::is_usual(const Stack& stack, Look& look) const
         look.lacks_workspace = true;
         return false;
     }
-    return true;
+    return rules_.counted_argument < 0 || !is_large(stack) || knows_memory(stack, look);
 }
 
 inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
@@ -354,7 +373,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     const size_t base = stack->size() - argument_count_;
     const bool allocates = makes_results_ || rules_.out_arguments != 0;
     std::optional<DeviceScope> scope;
-    if (allocates)
+    if (allocates || look.memory)
         scope.emplace(device);
     // The dispatcher has already handled autograd, autocast and the like for the CUDA tensors.
     const c10::impl::ForceDispatchKeyGuard below(c10::default_included_set, c10::impl::tls_local_dispatch_key_set().excluded_ | HANDLED_KEYS);
@@ -443,6 +462,8 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     route.learn();
     if (rules_.flags & COPIES_RESULT)
         take_memory((*stack)[first].toTensor());
+    if (look.memory)
+        take_memory(look.memory->sizes);
     state.discard();
     draws.keep();
     if (rules_.flags & COUNTS_VERSIONS)

@@ -145,6 +145,21 @@ EXPORT void accelerator_engine_resume()
     engine::is_forked = false;
 }
 
+// Python calls an op's kernel next, and takes the memory that CUDA's kernel takes itself.
+EXPORT void accelerator_engine_begin_learning()
+{
+    engine::learned_memory.signature = engine::BEGINS;
+}
+
+// Tells the sizes of that memory, or a negative count if the call has failed.
+EXPORT void accelerator_engine_end_learning(const size_t* sizes, int count)
+{
+    auto& learned = engine::learned_memory;
+    if (count >= 0 && (learned.signature & 1))
+        engine::kernel_memory.keep({learned.kernel, learned.signature, {sizes, sizes + count}});
+    learned.signature = 0;
+}
+
 EXPORT void accelerator_engine_release_workspaces()
 {
     engine::workspace_generation++;

@@ -10,7 +10,10 @@
 #include <ATen/detail/CUDAHooksInterface.h>
 #include <c10/util/SmallVector.h>
 
+#include <algorithm>
 #include <array>
+#include <functional>
+#include <vector>
 
 #include "interface/engine_runtime.h"
 
@@ -29,6 +32,48 @@ inline void take_memory(const at::Tensor& tensor)
     const c10::DataPtr memory = device_allocator()->allocate(tensor.nbytes());
 }
 
+inline uint64_t mix(uint64_t hash, uint64_t value)
+{
+    return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
+}
+
+// What a thread has learned of calls, by their kernels and the signatures of their arguments. Each call has four places, of which
+// newer calls take the oldest: with one, two calls of a loop that share it would never be known.
+template <typename Known>
+class Memo {
+public:
+    // Returns what is known of a call, or null.
+    Known* find(const void* kernel, uint64_t signature)
+    {
+        for (Known& known : set(kernel, signature))
+            if (known.kernel == kernel && known.signature == signature)
+                return &known;
+        return nullptr;
+    }
+
+    void keep(Known known)
+    {
+        if (Known* const found = find(known.kernel, known.signature)) {
+            *found = std::move(known);
+            return;
+        }
+        auto& places = set(known.kernel, known.signature);
+        std::move_backward(places.begin(), places.end() - 1, places.end());
+        places.front() = std::move(known);
+    }
+
+private:
+    static constexpr int SET_BITS = 10;
+    using Set = std::array<Known, 4>;
+
+    Set& set(const void* kernel, uint64_t signature)
+    {
+        return sets_[mix(signature, reinterpret_cast<uintptr_t>(kernel)) >> (64 - SET_BITS)];
+    }
+
+    std::vector<Set> sets_ = std::vector<Set>(size_t(1) << SET_BITS);
+};
+
 // Which of the first 64 allocations of an op became results the last time, by their order. An allocation that once did not is
 // never expected to again.
 struct Pattern {
@@ -37,18 +82,7 @@ struct Pattern {
     uint64_t expected = 0;
     uint64_t failed = 0;
 };
-
-// Returns the place in this thread for a kernel's pattern. A newer pattern replaces an older one there.
-inline Pattern& find_pattern(const void* kernel, uint64_t signature)
-{
-    static thread_local std::array<Pattern, 1024> patterns;
-    return patterns[(signature ^ reinterpret_cast<uintptr_t>(kernel) >> 6) % patterns.size()];
-}
-
-inline uint64_t mix(uint64_t hash, uint64_t value)
-{
-    return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
-}
+inline thread_local Memo<Pattern> patterns;
 
 // Returns a hash of all that the sizes of results and scratch memory depend on; not 0.
 inline uint64_t sign(const c10::IValue* arguments, size_t count)
@@ -87,6 +121,42 @@ inline uint64_t sign(const c10::IValue* arguments, size_t count)
     return hash | 1;
 }
 
+// What a call depends on of which sizes() of Python is a function, beside what sign() has: 0 for a call without such memory.
+inline uint64_t sign_memory(const c10::IValue* arguments, size_t count, c10::DeviceIndex device)
+{
+    constexpr uintptr_t LARGEST_VECTOR = 64; // bytes; kernels look at the alignment of what they load
+    uint64_t hash = mix(sign(arguments, count), uint64_t(device));
+    for (size_t position = 0; position < count; position++) {
+        const c10::IValue& value = arguments[position];
+        if (value.isDouble()) {
+            hash = mix(hash, std::hash<double>{}(value.toDouble()));
+        } else if (value.isTensor() && value.toTensor().defined()) {
+            const auto* tensor = value.unsafeToTensorImpl();
+            const auto address = reinterpret_cast<uintptr_t>(tensor->unsafe_storage().data()) +
+                                 tensor->dtype().itemsize() * uintptr_t(tensor->storage_offset());
+            hash = mix(hash, address % LARGEST_VECTOR);
+        }
+    }
+    return hash | 1;
+}
+
+// The memory that CUDA's kernel takes in a call, beside its results. Python says the sizes when it has seen such a call.
+struct KernelMemory {
+    const void* kernel = nullptr;
+    uint64_t signature = 0;
+    std::vector<size_t> sizes;
+};
+
+inline thread_local Memo<KernelMemory> kernel_memory;
+
+// Allocates memory of these sizes, and frees it.
+inline void take_memory(const std::vector<size_t>& sizes)
+{
+    c10::SmallVector<c10::DataPtr, 8> held;
+    for (const size_t size : sizes)
+        held.push_back(device_allocator()->allocate(size));
+}
+
 // The allocations of one call.
 class Route {
 public:
@@ -113,9 +183,8 @@ public:
         if (signature_ == 0)
             return host_allocator->allocate(size);
         if (allocations_.empty()) {
-            const Pattern& found = find_pattern(kernel_, signature_);
-            if (found.kernel == kernel_ && found.signature == signature_)
-                pattern_ = found;
+            if (const Pattern* const found = patterns.find(kernel_, signature_))
+                pattern_ = *found;
         }
         const uint64_t bit = allocations_.size() < 64 ? uint64_t(1) << allocations_.size() : 0;
         const bool is_expected = pattern_.expected & bit;
@@ -154,7 +223,7 @@ public:
         }
         learned.expected &= ~learned.failed;
         if (learned.expected != pattern_.expected || learned.failed != pattern_.failed)
-            find_pattern(kernel_, signature_) = learned;
+            patterns.keep(learned);
     }
 
     static thread_local Route* active;

@@ -14,7 +14,7 @@
     X(int32_t, selecting_argument) /* a flag that selects Python or the engine, or -1 */                               \
     X(int32_t, python_value)       /* the value that selects Python */                                                 \
     X(int32_t, counted_argument)   /* a tensor whose number of elements selects Python or the engine, or -1 */         \
-    X(int64_t, maximum_count)      /* Python handles calls with more elements */                                       \
+    X(int64_t, maximum_count)      /* CUDA's kernel takes memory in calls with more elements */                         \
     X(int32_t, counting_flag)      /* without this flag, or the last of these flags, nothing is counted; or -1 */  \
     X(int32_t, dims_argument)     /* the dimensions that the op reduces, or -1 */                                      \
     X(int32_t, dtype_argument)    /* the type that a reduction computes in, or -1 */

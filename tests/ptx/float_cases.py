@@ -147,7 +147,7 @@ def clamp(format: Format, result: int, *, sat: bool = False, relu: bool = False)
     return result
 
 
-def _computations(format: Format) -> dict[str, tuple[int, Callable[[list[Number], str], int]]]:
+def computations(format: Format) -> dict[str, tuple[int, Callable[[list[Number], str], int]]]:
     """The number of operands of each operation, and its rounded result."""
 
     def encode(number: Number, mode: str) -> int:
@@ -173,7 +173,7 @@ def arithmetic() -> Iterator[Case]:
     """add to sqrt of single and double precision."""
     for type in ("f32", "f64"):
         format = FORMATS[type]
-        for name, (count, compute) in _computations(format).items():
+        for name, (count, compute) in computations(format).items():
             is_simple = name in ("add", "sub", "mul")
             has_sat = is_simple or name in ("fma", "mad")
             for rounding in ROUNDINGS if is_simple else ROUNDINGS[1:]:
@@ -193,16 +193,16 @@ def halves() -> Iterator[Case]:
     for type in ("f16", "f16x2", "bf16", "bf16x2"):
         name = type.removesuffix("x2")
         format = FORMATS[name]
-        computations = _computations(format)
+        operations = computations(format)
         is_half = name == "f16"
         for operation in ("add", "sub", "mul"):
-            count, compute = computations[operation]
+            count, compute = operations[operation]
             modifiers = itertools.product(("", ".ftz"), ("", ".sat")) if is_half else [("", "")]
             for ftz, sat in modifiers:
                 for rounding in ("", ".rn"):
                     function = _with_modifiers(format, compute, "rn", ftz=bool(ftz), sat=bool(sat))
                     yield float_case(f"{operation}{rounding}{ftz}{sat}.{type}", type, count, function)
-        count, compute = computations["fma"]
+        count, compute = operations["fma"]
         for ftz, last in itertools.product(
             ("", ".ftz") if is_half else ("",), ("", ".sat", ".relu") if is_half else ("", ".relu")
         ):

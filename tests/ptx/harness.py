@@ -115,7 +115,7 @@ class Kernel:
 
     def __init__(self, texts: Sequence[str], name: str, flags: Sequence[str] = ()) -> None:
         self.source = generate(Program(texts), name)
-        digest = hashlib.sha256(self.source.encode()).hexdigest()[:24]
+        digest = hashlib.sha256("\n".join((self.source, *flags)).encode()).hexdigest()[:24]
         path = scratch() / f"{digest}.so"
         if not path.exists():
             compiler.build(self.source, path, flags=[*flags, *extra_flags()])

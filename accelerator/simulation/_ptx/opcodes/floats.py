@@ -55,8 +55,7 @@ def _arithmetic(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 
 def _directed(name: str, type: str, rounding: str, values: list[str]) -> str:
-    filled = ", ".join((*values, "0", "0")[:3])
-    return f"directed_{name}_{type}({rounding}, {filled})"
+    return f"directed_{name}_{type}({', '.join((rounding, *values))})"
 
 
 def _packed(code: Code, instruction: Instruction, choices: Choices) -> str:

@@ -27,55 +27,101 @@ INLINE double saturate_f64(double value)
     return value > 0 ? (value < 1 ? value : 1) : 0;
 }
 
-/* Rounding modes other than to nearest, in the bits of the control register of SSE. The operands and the result pass
- * through volatile assembly, which the compiler does not move across the changes of that register. */
-enum { ROUND_DOWN = 0x2000, ROUND_UP = 0x4000, ROUND_TO_ZERO = 0x6000, ROUNDING_BITS = 0x6000 };
-
-INLINE u32 begin_rounding(u32 mode)
+/* a * b + c, rounded to odd. The product of two operands of half or single precision is exact in double precision. */
+INLINE double fma_to_odd(double a, double b, double c)
 {
-    u32 saved = __builtin_ia32_stmxcsr();
-    __builtin_ia32_ldmxcsr((saved & ~(u32)ROUNDING_BITS) | mode);
-    return saved;
+    double product = a * b, sum = product + c;
+    double back = sum - product, error = (product - (sum - back)) + (c - back);
+    u64 bits = bits_of_double(sum);
+    if (error == 0 || error != error || bits & 1)
+        return sum;
+    /* The exact value lies on the side of the error, and the last bit of the neighbor there is set. */
+    return double_of_bits((error > 0) == (sum > 0) ? bits + 1 : bits - 1);
 }
 
-#define DIRECTED(name, type, expression)                                                                               \
+/* Rounding modes, as the whole control register of SSE; workers keep it at ROUND_TO_NEAREST. One statement of assembly changes it,
+ * computes and changes it back: no other arithmetic can come between, wherever the compiler moves it. */
+enum { ROUND_TO_NEAREST = 0x1f80, ROUND_DOWN = 0x3f80, ROUND_UP = 0x5f80, ROUND_TO_ZERO = 0x7f80 };
+
+#ifdef __AVX__
+#define WITH_ROUNDING(name, operands) "ldmxcsr %[mode]\n\tv" name " " operands ", %[d]\n\tldmxcsr %[nearest]"
+#define TWO_OPERANDS "%[b], %[a]"
+#define ONE_OPERAND "%[b], %[d]"
+#define FIRST_OPERAND "x"
+#else
+#define WITH_ROUNDING(name, operands) "ldmxcsr %[mode]\n\t" name " " operands ", %[d]\n\tldmxcsr %[nearest]"
+#define TWO_OPERANDS "%[b]"
+#define ONE_OPERAND "%[b]"
+#define FIRST_OPERAND "0"
+#endif
+#define ROUNDING_MODES [mode] "m"(mode), [nearest] "m"(nearest)
+
+#define DIRECTED_2(name, type, instruction)                                                                            \
+    INLINE type name(u32 mode, type a, type b)                                                                         \
+    {                                                                                                                  \
+        const u32 nearest = ROUND_TO_NEAREST;                                                                          \
+        type d;                                                                                                        \
+        __asm__(WITH_ROUNDING(instruction, TWO_OPERANDS) : [d] "=x"(d) : [a] FIRST_OPERAND(a), [b] "x"(b), ROUNDING_MODES); \
+        return d;                                                                                                      \
+    }
+#define DIRECTED_1(name, type, source, instruction, place)                                                             \
+    INLINE type name(u32 mode, source b)                                                                               \
+    {                                                                                                                  \
+        const u32 nearest = ROUND_TO_NEAREST;                                                                          \
+        type d = 0; /* the high part of its register */                                                                \
+        __asm__(WITH_ROUNDING(instruction, ONE_OPERAND) : [d] "+x"(d) : [b] place(b), ROUNDING_MODES);                 \
+        return d;                                                                                                      \
+    }
+#define DIRECTED_3(name, type, instruction)                                                                            \
     INLINE type name(u32 mode, type a, type b, type c)                                                                 \
     {                                                                                                                  \
-        u32 saved = begin_rounding(mode);                                                                              \
-        __asm__ volatile("" : "+x"(a), "+x"(b), "+x"(c));                                                              \
-        type d = (expression);                                                                                         \
-        __asm__ volatile("" : "+x"(d));                                                                                \
-        __builtin_ia32_ldmxcsr(saved);                                                                                 \
-        return d;                                                                                                      \
+        const u32 nearest = ROUND_TO_NEAREST;                                                                          \
+        __asm__(WITH_ROUNDING(instruction, "%[c], %[b]") : [d] "+x"(a) : [b] "x"(b), [c] "x"(c), ROUNDING_MODES);      \
+        return a;                                                                                                      \
     }
-#define DIRECTED_OF(suffix, type, fma_function, sqrt_function)                                                         \
-    DIRECTED(directed_add_##suffix, type, a + b)                                                                       \
-    DIRECTED(directed_sub_##suffix, type, a - b)                                                                       \
-    DIRECTED(directed_mul_##suffix, type, a *b)                                                                        \
-    DIRECTED(directed_div_##suffix, type, a / b)                                                                       \
-    DIRECTED(directed_fma_##suffix, type, fma_function(a, b, c))                                                       \
-    DIRECTED(directed_sqrt_##suffix, type, sqrt_function(a))
-DIRECTED_OF(f32, float, __builtin_fmaf, __builtin_sqrtf)
-DIRECTED_OF(f64, double, __builtin_fma, __builtin_sqrt)
-#undef DIRECTED_OF
-#undef DIRECTED
-
-#define DIRECTED_CONVERSION(name, result, source, constraint)                                                          \
-    INLINE result name(u32 mode, source a)                                                                             \
+#define DIRECTED_OF(suffix, type, kind)                                                                                \
+    DIRECTED_2(directed_add_##suffix, type, "add" kind)                                                                \
+    DIRECTED_2(directed_sub_##suffix, type, "sub" kind)                                                                \
+    DIRECTED_2(directed_mul_##suffix, type, "mul" kind)                                                                \
+    DIRECTED_2(directed_div_##suffix, type, "div" kind)                                                                \
+    DIRECTED_1(directed_sqrt_##suffix, type, type, "sqrt" kind, "x")                                                   \
+    DIRECTED_1(directed_##suffix##_of_s64, type, s64, "cvtsi2" kind "q", "r")                                          \
+    /* Half of an integer beyond s64: its last bit says whether bits are lost. */                                      \
+    INLINE type directed_##suffix##_of_u64(u32 mode, u64 a)                                                            \
     {                                                                                                                  \
-        u32 saved = begin_rounding(mode);                                                                              \
-        __asm__ volatile("" : constraint(a));                                                                          \
-        result d = (result)a;                                                                                          \
-        __asm__ volatile("" : "+x"(d));                                                                                \
-        __builtin_ia32_ldmxcsr(saved);                                                                                 \
-        return d;                                                                                                      \
+        type part = directed_##suffix##_of_s64(mode, (s64)(a >> 63 ? a >> 1 | (a & 1) : a));                           \
+        return a >> 63 ? part + part : part;                                                                           \
     }
-DIRECTED_CONVERSION(directed_f32_of_f64, float, double, "+x")
-DIRECTED_CONVERSION(directed_f32_of_s64, float, s64, "+r")
-DIRECTED_CONVERSION(directed_f32_of_u64, float, u64, "+r")
-DIRECTED_CONVERSION(directed_f64_of_s64, double, s64, "+r")
-DIRECTED_CONVERSION(directed_f64_of_u64, double, u64, "+r")
-#undef DIRECTED_CONVERSION
+DIRECTED_OF(f32, float, "ss")
+DIRECTED_OF(f64, double, "sd")
+DIRECTED_1(directed_f32_of_f64, float, double, "cvtsd2ss", "x")
+#ifdef __FMA__
+DIRECTED_3(directed_fma_f32, float, "fmadd213ss")
+DIRECTED_3(directed_fma_f64, double, "fmadd213sd")
+#else
+/* Rounded to odd first, which keeps the second rounding right, except of a sum that is zero: its sign depends on the mode. */
+INLINE float directed_fma_f32(u32 mode, float a, float b, float c)
+{
+    double product = (double)a * (double)b, sum = fma_to_odd(a, b, c);
+    return directed_f32_of_f64(mode, sum == 0 ? directed_add_f64(mode, product, c) : sum);
+}
+
+/* The C library rounds as the control register says. This function has no arithmetic of its own, and none is moved into it. */
+__attribute__((noipa, unused)) static double directed_fma_f64(u32 mode, double a, double b, double c)
+{
+    double (*volatile function)(double, double, double) = fma;
+    __builtin_ia32_ldmxcsr(mode);
+    double d = function(a, b, c);
+    __builtin_ia32_ldmxcsr(ROUND_TO_NEAREST);
+    return d;
+}
+#endif
+#undef DIRECTED_OF
+#undef DIRECTED_1
+#undef DIRECTED_2
+#undef DIRECTED_3
+#undef WITH_ROUNDING
+#undef ROUNDING_MODES
 
 /* Conversions to integers saturate. NaN gives 0, or the highest bit alone if its source has double precision or the
  * result has 64 bits. The value has been rounded. */

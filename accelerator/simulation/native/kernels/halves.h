@@ -29,18 +29,6 @@ INLINE float float_to_odd(double value)
     return float_of_bits(bits | 1);
 }
 
-/* a * b + c, rounded to odd. The product of two halves or of two bfloat16 is exact in double precision. */
-INLINE double fma_to_odd(double a, double b, double c)
-{
-    double product = a * b, sum = product + c;
-    double back = sum - product, error = (product - (sum - back)) + (c - back);
-    u64 bits = bits_of_double(sum);
-    if (error == 0 || error != error || bits & 1)
-        return sum;
-    /* The exact value lies on the side of the error, and the last bit of the neighbor there is set. */
-    return double_of_bits((error > 0) == (sum > 0) ? bits + 1 : bits - 1);
-}
-
 /* Half precision: 5 bits of exponent, 10 of mantissa. */
 INLINE float float_of_half(u16 half)
 {

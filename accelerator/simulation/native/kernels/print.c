@@ -29,6 +29,7 @@ struct printing {
     size_t length;
     const char *arguments;
     size_t offset;
+    u32 count; /* of the arguments so far */
 };
 
 static u64 next_argument(struct printing *printing, size_t size)
@@ -37,6 +38,7 @@ static u64 next_argument(struct printing *printing, size_t size)
     printing->offset = (printing->offset + size - 1) / size * size;
     memcpy(&value, printing->arguments + printing->offset, size);
     printing->offset += size;
+    printing->count++;
     return value;
 }
 
@@ -98,16 +100,19 @@ static void format_all(struct printing *printing, const char *format)
     }
 }
 
+/* Returns the number of arguments, unlike C's printf. */
 u32 print(struct worker *worker, const char *format, const char *arguments)
 {
     struct printing printing = {.worker = worker, .arguments = arguments};
     char copied[LINE_SIZE];
+    if (!format)
+        return ~0u;
     begin_uninterrupted(worker);
     copy_text(worker, (u64)format, copied, sizeof copied);
     format_all(&printing, copied);
     fwrite(printing.line, 1, printing.length, stdout);
     end_uninterrupted(worker);
-    return (u32)printing.offset;
+    return printing.count;
 }
 
 void fail_assertion(struct worker *worker, const char *message, const char *file, u32 line, const char *function)

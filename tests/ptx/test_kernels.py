@@ -52,3 +52,64 @@ def test_printf_returns_the_number_of_its_arguments(
         kernel.run(1, 1, np.zeros(1, np.uint32), result, variables=[text] if format else [])
     assert texts == ["-5000000000 -6000000000 -7000000000 -8000000000|" if printed is None else printed]
     assert result[0] == count
+
+
+NAN = 0x7FFFFFFF
+NANS = {  # from %f0 = 0, %fi = infinity, %fn = a NaN with a payload and a sign, %d0 = 0
+    "div.rn.f32 %f, %f0, %f0;": NAN,
+    "sub.f32 %f, %fi, %fi;": NAN,
+    "mul.rz.f32 %f, %fi, %f0;": NAN,
+    "fma.rn.f32 %f, %fi, %f0, %f0;": NAN,
+    "sqrt.rn.f32 %f, %minus;": NAN,
+    "rsqrt.approx.f32 %f, %minus;": NAN,
+    "lg2.approx.ftz.f32 %f, %minus;": NAN,
+    "sin.approx.f32 %f, %fi;": NAN,
+    "add.f32 %f, %fn, %f0;": NAN,
+    "fma.rn.f32 %f, %f0, %f0, %fn;": NAN,
+    "max.f32 %f, %fn, %fn;": NAN,
+    "min.NaN.f32 %f, %fn, %f0;": NAN,
+    "rcp.approx.f32 %f, %fn;": NAN,
+    "div.full.f32 %f, %fn, %f0;": NAN,
+    "cvt.rni.f32.f32 %f, %fn;": NAN,
+    "cvt.rn.f32.f64 %f, %dn;": NAN,
+    "cvt.f32.f16 %f, %hn;": NAN,
+    # More arithmetic, a choice, a loop and a comparison read it before it is stored.
+    "sub.f32 %f, %fi, %fi; add.f32 %f, %f, %minus; mul.f32 %f, %f, %f;": NAN,
+    "sub.f32 %f, %fi, %fi; selp.f32 %f, %f, %f0, %p;": NAN,
+    "div.rn.f32 %w, %f0, %f0; mov.b32 %f, %w;": NAN,
+    "div.rn.f32 %w, %f0, %f0; setp.gt.s32 %q, %w, 0; selp.f32 %f, %minus, %f0, %q;": 0xBF800000,
+    "div.rn.f32 %w, %f0, %f0; copysign.f32 %f, %w, %minus;": 0x3F800000,
+    "mov.f32 %f, %f0; again: fma.rn.f32 %f, %fi, %f0, %f; setp.leu.f32 %q, %f, %f0; @!%q bra again;": NAN,
+    "add.f32x2 %pair, %pn, %pn; mov.b64 {%f, %w}, %pair;": NAN,
+    "div.rn.f32 %w, %f0, %f0; shfl.sync.idx.b32 %f, %w, 0, 31, 1;": NAN,
+    "st.shared.f32 [word], %f0; red.shared.add.f32 [word], %fn; ld.shared.f32 %f, [word];": NAN,
+    "sub.f32 %w, %fi, %fi; atom.shared.exch.b32 %f, [word], %w; ld.shared.b32 %f, [word];": NAN,
+    # What moves bits keeps them, also those that look like a NaN.
+    "mov.f32 %f, %fn;": 0xFFC12345,
+    "selp.f32 %f, %fn, %f0, %p;": 0xFFC12345,
+    "cvt.f32.bf16 %f, %bn;": 0xFFC10000,
+    "mov.b32 %w, -1; @!%p sub.f32 %w, %fi, %fi; mov.b32 %f, %w;": 0xFFFFFFFF,
+    # Half precision has one NaN too. Double precision has that of x86, and keeps payloads.
+    "{ .reg .b16 %h; add.f16 %h, %hn, %hn; cvt.u32.u16 %w, %h; mov.b32 %f, %w; }": 0x7FFF,
+    "{ .reg .b16 %h; sub.bf16 %h, %bn, %bn; cvt.u32.u16 %w, %h; mov.b32 %f, %w; }": 0x7FFF,
+    "{ .reg .f64 %d; div.rn.f64 %d, %d0, %d0; mov.b64 {%w, %f}, %d; }": 0xFFF80000,
+    "{ .reg .f64 %d; add.rn.f64 %d, %d0, %dn; mov.b64 {%w, %f}, %d; }": 0xFFFC0000,
+    "{ .reg .f64 %d; sub.f32 %w, %fi, %fi; cvt.f64.f32 %d, %w; mov.b64 {%w, %f}, %d; }": 0x7FFFFFFF,
+}
+
+
+def test_arithmetic_has_one_nan_and_copies_keep_theirs() -> None:
+    body = """
+        .reg .f32 %f0, %fi, %fn, %minus; .reg .f64 %d0, %dn; .reg .b16 %hn, %bn; .reg .b64 %pn; .shared .align 4 .b32 word;
+        ld.global.f32 %f0, [%inputs]; mov.b32 %fi, 0x7f800000; add.f32 %fi, %fi, %f0; mov.b32 %minus, 0xbf800000;
+        ld.global.f32 %fn, [%inputs+4]; cvt.f64.f32 %d0, %f0; ld.global.f64 %dn, [%inputs+8]; mov.b16 %hn, 0xfe01;
+        mov.b16 %bn, 0xffc1; mov.b64 %pn, {%fn, %fn}; setp.eq.f32 %p, %f0, %f0;
+    """
+    for place, text in enumerate(NANS):
+        text = text.replace("again", f"again_{place}")
+        body += f"{{ .reg .f32 %f; .reg .b32 %w; .reg .b64 %pair; {text} st.global.f32 [%outputs+{4 * place}], %f; }}\n"
+    found = np.zeros(len(NANS), np.uint32)
+    inputs = np.array([0, 0xFFC12345, 0, 0xFFFC0000], np.uint32)
+    Kernel([HEAD.replace("sm_90", "sm_100") + entry(body)], "main").run(1, 1, inputs, found)
+    wrong = [f"{text} {bits:#x}" for (text, right), bits in zip(NANS.items(), found.tolist(), strict=True) if bits != right]
+    assert wrong == []

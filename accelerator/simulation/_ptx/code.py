@@ -90,6 +90,7 @@ class Code:
     Attributes:
         function: The function.
         kernel: What is known about the kernel that it belongs to.
+        observed: Registers of which some instruction reads the bits that a NaN has.
         uses: Names of the thread that the C uses: ``tid``, ``lane``, ``warp``, ``local``, ``call``.
     """
 
@@ -106,6 +107,7 @@ class Code:
         self.function = function
         self.module = module
         self.uses: set[str] = set()
+        self.observed: set[str] = set()
         self.range_names = "k->ranges[{}]"
         self._frame: dict[str, int] = {}
         self.frame_size = 0
@@ -176,6 +178,12 @@ class Code:
         if type.is_float or target.is_float:
             return f"{operand.name} = {_as_type(f'({expression})', type, target)};"
         return f"{operand.name} = ({target.c})({type.c})({expression});"
+
+    def write_computed(self, operand: Operand, type: PtxType, expression: str) -> str:
+        """Return a statement that assigns a result of arithmetic, of which single precision has one NaN."""
+        if type.name == "f32" and isinstance(operand, Register) and operand.name in self.observed:
+            expression = f"canonical_f32({expression})"
+        return self.write(operand, type, expression)
 
     def _special(self, name: str) -> str:
         if name in _BLOCK_REGISTERS:

@@ -129,6 +129,16 @@ class Flow:
             bits |= 1 << bit
         return bits
 
+    def observed(self) -> set[str]:
+        """Return the names of the registers of which an instruction reads all bits, those of a NaN too."""
+        return {
+            register.name
+            for block in self.blocks
+            for instruction in block.instructions
+            if not opcodes.ignores_nan(instruction.opcode)
+            for register in written_and_read(instruction)[1]
+        }
+
     def members(self, mask: int) -> Iterator[Register]:
         """Yield the registers of a set."""
         while mask:

@@ -94,6 +94,7 @@ class _Writer:
         self.calls = calls
         self.code = Code(kernel, function, module, keeps_parameters=keeps_parameters)
         self.flow = Flow(function)
+        self.code.observed = self.flow.observed()
         self.leave = "goto leave;"
         self.uses: set[str] = set()
         """Names of the thread that any of the code uses."""

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 from ..errors import Refused
 from ..operations import Operation
 from . import (
@@ -19,7 +21,7 @@ from . import (
     warps,
 )
 
-__all__ = ["OPERATIONS", "canonical", "find"]
+__all__ = ["OPERATIONS", "canonical", "find", "ignores_nan"]
 
 _MODULES = (
     *(integers, floats, halves, comparisons, conversions, memory, atomics),
@@ -63,6 +65,17 @@ def canonical(opcode: str) -> str:
     if name == "bar" and opcode.startswith("bar.warp"):
         return opcode
     return _CANONICAL[name](opcode) if name in _CANONICAL else opcode
+
+
+_IGNORE_NAN = re.compile(
+    r"(add|sub|mul|fma|mad|div|rcp|r?sqrt|sin|cos|lg2|ex2|tanh|setp?|testp|min(?!.*xorsign)|max(?!.*xorsign)|cvt(?!.*\.(f64|tf32)\.))"
+    r"\..*f32"
+)
+
+
+def ignores_nan(opcode: str) -> bool:
+    """Return whether an instruction does the same for every NaN of single precision that it reads."""
+    return _IGNORE_NAN.fullmatch(opcode) is not None
 
 
 _found: dict[str, Operation] = {}

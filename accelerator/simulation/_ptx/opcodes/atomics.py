@@ -64,11 +64,12 @@ def _update(operation: str, type: PtxType, *, is_global: bool, is_generic: bool)
         return f"add_{type.name}(old, value_)"
     if type.is_float and operation == "add" and type.bits == 32:
         # On global memory, atom.add.f32 flushes subnormal numbers.
-        flushed = "flush(flush(old) + flush(value_))"
+        flushed, plain = "canonical_f32(flush(flush(old) + flush(value_)))", "canonical_f32(old + value_)"
         if is_global:
             return flushed
         if is_generic:
-            return f"(u64)at_ - (u64)shared < shared_size ? old + value_ : {flushed}"
+            return f"(u64)at_ - (u64)shared < shared_size ? {plain} : {flushed}"
+        return plain
     return _EXPRESSIONS[operation].format(value="value_")
 
 

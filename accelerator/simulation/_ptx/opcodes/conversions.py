@@ -78,7 +78,8 @@ def _finish(code: Code, instruction: Instruction, choices: Choices, value: str) 
     for modifier, function in (("sat", "saturate"), ("relu", "relu"), ("satfinite", "satfinite")):
         if choices.get(modifier):
             value = f"{function}_{target}({value})"
-    return code.write(instruction.operands[0], TYPES[target], value)
+    write = code.write if choices["A"] == "bf16" else code.write_computed  # the bits of a bfloat16 are those of a float
+    return write(instruction.operands[0], TYPES[target], value)
 
 
 def _source(code: Code, instruction: Instruction, choices: Choices) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ..code import Code
 from ..operations import Choices, Table, rule
 from ..syntax import Instruction
@@ -38,7 +40,7 @@ def _result(code: Code, instruction: Instruction, choices: Choices, expression: 
         expression = f"flush({expression})"
     if choices.get("sat"):
         expression = f"saturate_{choices['T']}({expression})"
-    return code.write(instruction.operands[0], TYPES[choices["T"]], expression)
+    return code.write_computed(instruction.operands[0], TYPES[choices["T"]], expression)
 
 
 def _arithmetic(code: Code, instruction: Instruction, choices: Choices) -> str:
@@ -69,8 +71,14 @@ def _packed(code: Code, instruction: Instruction, choices: Choices) -> str:
         values = [f"float_of_bits((u32)({word} >> {shift}))" for word in words]
         values = [f"flush({value})" for value in values] if choices["ftz"] else values
         value = _directed(name, "f32", rounding, values) if rounding else template.format(*values)
-        halves.append(f"bits_of_float({f'flush({value})' if choices['ftz'] else value})")
+        halves.append(f"bits_of_float(canonical_f32({f'flush({value})' if choices['ftz'] else value}))")
     return code.write(instruction.operands[0], TYPES["b64"], f"{halves[0]} | (u64){halves[1]} << 32")
+
+
+def _sign(expression: str, code: Code, instruction: Instruction, choices: Choices) -> str:
+    """Changes the sign, of a NaN too."""
+    value = expression.format(*_operands(code, instruction, choices))
+    return code.write(instruction.operands[0], TYPES[choices["T"]], value)
 
 
 def _function(expression: str, code: Code, instruction: Instruction, choices: Choices) -> str:
@@ -117,9 +125,9 @@ def _add(pattern: str, name: str, choices: Choices) -> None:
     TABLE.add(pattern, translate, choices)
 
 
-def _add_function(pattern: str, expression: str, **choices: str) -> None:
+def _add_function(pattern: str, expression: str, write: Callable[..., str] = _function, **choices: str) -> None:
     def translate(code: Code, instruction: Instruction, chosen: Choices) -> str:
-        return _function(expression, code, instruction, chosen)
+        return write(expression, code, instruction, chosen)
 
     TABLE.add(pattern, translate, choices)
 
@@ -145,10 +153,10 @@ def _define_approximations() -> None:
 
 
 def _define_signs() -> None:
-    _add_function("abs{.ftz}.T", "__builtin_fabsf({0})", T="f32")
-    _add_function("abs.T", "__builtin_fabs({0})", T="f64")
-    _add_function("neg{.ftz}.T", "-{0}", T="f32")
-    _add_function("neg.T", "-{0}", T="f64")
+    _add_function("abs{.ftz}.T", "__builtin_fabsf({0})", _sign, T="f32")
+    _add_function("abs.T", "__builtin_fabs({0})", _sign, T="f64")
+    _add_function("neg{.ftz}.T", "-{0}", _sign, T="f32")
+    _add_function("neg.T", "-{0}", _sign, T="f64")
     # copysign d, a, b: the sign of a on the value of b.
     rule(TABLE, "copysign.f32", "__builtin_copysignf(b, a)", operands="f32")
     rule(TABLE, "copysign.f64", "__builtin_copysign(b, a)", operands="f64")

@@ -9,6 +9,12 @@
 #define CANONICAL_NAN_F32 float_of_bits(0x7fffffffu)
 #define CANONICAL_NAN_F64 double_of_bits(0x7fffffffffffffffu)
 
+/* All computed NaN of single precision have these bits; x86 takes a NaN of the operands, or one with a sign. */
+INLINE float canonical_f32(float value)
+{
+    return __builtin_expect(value != value, 0) ? CANONICAL_NAN_F32 : value;
+}
+
 /* .ftz: subnormal numbers are zeros of the same sign. */
 INLINE float flush(float value)
 {

@@ -273,7 +273,7 @@ static void put(struct warp *warp, u32 lane, const struct matrix_shape *shape, u
         warp->results[number][lane] = (u32)integer;
         break;
     default:
-        warp->results[number][lane] = bits_of_float((float)value);
+        warp->results[number][lane] = bits_of_float(canonical_f32((float)value));
     }
 }
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ptx.harness import Kernel, captured
+from tests.ptx.harness import Kernel, KernelFailed, captured
 from tests.ptx.programs import HEAD, entry
 from tests.support.simulation import linux_only
 
@@ -113,3 +113,29 @@ def test_arithmetic_has_one_nan_and_copies_keep_theirs() -> None:
     Kernel([HEAD.replace("sm_90", "sm_100") + entry(body)], "main").run(1, 1, inputs, found)
     wrong = [f"{text} {bits:#x}" for (text, right), bits in zip(NANS.items(), found.tolist(), strict=True) if bits != right]
     assert wrong == []
+
+
+@pytest.mark.parametrize(("size", "copied"), [(16, 4), (16, 15), (8, 1), (4, 3)])
+def test_asynchronous_copies_read_no_more_than_their_size(size: int, copied: int) -> None:
+    """Thread 0 copies the last bytes of the memory; the count is in a register."""
+    body = f"""
+        .shared .align 16 .b8 kept[16]; .reg .b64 %from; st.shared.v4.b32 [kept], {{-1, -1, -1, -1}};
+        add.u64 %from, %inputs, {16 - size}; add.u64 %from, %from, {size}; mov.u32 %x, {copied};
+        cp.async.ca.shared.global [kept], [%from], {size}, %x; cp.async.wait_all;
+        ld.shared.b{8 * min(size, 8)} %from, [kept]; st.global.b{8 * min(size, 8)} [%outputs], %from;
+    """
+    memory, found = np.arange(16 + copied, dtype=np.uint8), np.zeros(8, np.uint8)
+    Kernel([HEAD + entry(body)], "main").run(1, 1, memory, found)
+    assert found[: min(size, 8)].tolist() == [*range(16, 16 + copied), *[0] * 16][: min(size, 8)]
+    with pytest.raises(KernelFailed, match=f"accesses 1 bytes .*, 0 bytes after {15 + copied} bytes"):
+        Kernel([HEAD + entry(body)], "main").run(1, 1, memory[:-1], found)
+
+
+def test_asynchronous_copies_from_misaligned_memory_fail() -> None:
+    body = """
+        .shared .align 16 .b8 kept[16]; .reg .b64 %from; add.u64 %from, %inputs, 4; mov.u32 %x, 4;
+        cp.async.ca.shared.global [kept], [%from], 16, %x;
+    """
+    with pytest.raises(KernelFailed, match="no multiple of 16") as failure:
+        Kernel([HEAD + entry(body)], "main").run(1, 1, np.zeros(16, np.uint32), np.zeros(1, np.uint32))
+    assert failure.value.error == 716

@@ -250,7 +250,7 @@ class Code:
         known = None if beyond else self._known_pointer(address, space, size)
         if known is not None:
             return known
-        value = self._address_value(address)
+        value = self.address(address)
         value = f"({value} + {beyond})" if beyond else value
         access = self.kernel.access(self.instruction)
         log2 = size.bit_length() - 1
@@ -264,7 +264,10 @@ class Code:
             return f'locate_in(k, "parameter", (char *)parameters, {total}, {value} - (u64)parameters, {log2}, {access})'
         raise Refused(self.instruction.text)
 
-    def _address_value(self, address: Address) -> str:
+    def address(self, address: Operand) -> str:
+        """Return the value of an address."""
+        if not isinstance(address, Address):
+            raise Refused(self.instruction.text)
         base, offset = address
         if isinstance(base, Register) and base.type.bits == 32:
             return (
@@ -277,7 +280,7 @@ class Code:
 
     def _global_pointer(self, address: Address, size: int, beyond: str) -> str:
         group = self.kernel.range_group(self.function.name, self._root(address.base), size)
-        value = self._address_value(address)
+        value = self.address(address)
         value = f"({value} + {beyond})" if beyond else value
         log2 = size.bit_length() - 1
         access = self.kernel.access(self.instruction)

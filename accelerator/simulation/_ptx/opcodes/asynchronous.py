@@ -41,12 +41,14 @@ def _copy(code: Code, instruction: Instruction, choices: Choices) -> str:
         copied = f"({code.read(operand, PREDICATE)} ? 0 : {size.value}u)" if is_predicate else code.read(operand, TYPES["u32"])
     to = code.pointer(target, "shared", size.value)
     if not rest:
-        return f"copy_and_clear({to}, {code.pointer(source, 'global', size.value)}, {size.value}, {size.value});"
-    # A source of which nothing is read need not exist.
+        return f"__builtin_memcpy({to}, {code.pointer(source, 'global', size.value)}, {size.value});"
+    # Of a shorter source each byte is read alone: what follows it need not exist.
+    whole = code.pointer(source, "global", size.value)
     return (
-        f"{{ u32 copied_ = {copied}; char *to_ = {to};"
-        f" if (copied_) copy_and_clear(to_, {code.pointer(source, 'global', size.value)}, {size.value}, copied_);"
-        f" else __builtin_memset(to_, 0, {size.value}); }}"
+        f"{{ u32 copied_ = {copied}; char *to_ = {to}; __builtin_memset(to_, 0, {size.value});"
+        f" if (copied_ && (copied_ >= {size.value} || ({code.address(source)} & {size.value - 1})))"
+        f" __builtin_memcpy(to_, {whole}, {size.value});"
+        f" else for (u32 i_ = 0; i_ < copied_; i_++) to_[i_] = *{code.pointer(source, 'global', 1, 'i_')}; }}"
     )
 
 

@@ -200,12 +200,4 @@ INLINE u32 absolute_differences(u32 a, u32 b, u32 c, u32 width, bool is_signed, 
     return adds ? sum : packed;
 }
 
-/* A copy of cp.async, whose source may be shorter than its target. */
-INLINE void copy_and_clear(char *target, const char *source, u32 size, u32 copied)
-{
-    copied = copied < size ? copied : size;
-    __builtin_memcpy(target, source, copied);
-    __builtin_memset(target + copied, 0, size - copied);
-}
-
 #endif

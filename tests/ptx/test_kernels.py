@@ -139,3 +139,79 @@ def test_asynchronous_copies_from_misaligned_memory_fail() -> None:
     with pytest.raises(KernelFailed, match="no multiple of 16") as failure:
         Kernel([HEAD + entry(body)], "main").run(1, 1, np.zeros(16, np.uint32), np.zeros(1, np.uint32))
     assert failure.value.error == 716
+
+
+WAIT = """
+    .func waits(.param .b64 flag) {
+        .reg .b64 %flag; .reg .b32 %value; .reg .pred %p;
+        ld.param.b64 %flag, [flag];
+        again: ld.volatile.global.u32 %value, [%flag]; setp.eq.u32 %p, %value, 0; @%p bra again;
+        ret; }
+"""
+PEEK = """
+    .func (.param .b32 value) peeks(.param .b64 flag) {
+        .reg .b64 %flag; .reg .b32 %value;
+        ld.param.b64 %flag, [flag]; ATOM st.param.b32 [value], %value; ret; }
+"""
+LOCAL = """
+    .func waits(.param .b64 flag) {
+        .local .align 8 .b8 frame[16]; .reg .b64 %flag; .reg .b32 %value; .reg .pred %p;
+        ld.param.b64 %flag, [flag]; st.local.b64 [frame], %flag;
+        again: ld.local.b64 %flag, [frame]; ld.volatile.global.u32 %value, [%flag]; st.local.b32 [frame+8], %value;
+        ld.local.b32 %value, [frame+8]; setp.eq.u32 %p, %value, 0; @%p bra again;
+        ret; }
+"""
+PLAIN = """
+    .func waits(.param .b64 flag) {
+        .local .align 8 .b8 frame[16]; .reg .b64 %flag; .reg .b32 %value; .reg .pred %p;
+        ld.param.b64 %flag, [flag];
+        again: ld.global.u32 %value, [%flag]; st.local.b32 [frame+8], %value;
+        ld.local.b32 %value, [frame+8]; setp.eq.u32 %p, %value, 0; @%p bra again;
+        ret; }
+"""
+RECURSIVE = """
+    .func waits(.param .b64 flag, .param .b32 depth) {
+        .reg .b64 %flag; .reg .b32 %value, %depth; .reg .pred %p;
+        ld.param.b64 %flag, [flag]; ld.param.b32 %depth, [depth]; setp.eq.u32 %p, %depth, 0; @%p bra again;
+        sub.u32 %depth, %depth, 1;
+        { .param .b64 a; .param .b32 b; st.param.b64 [a], %flag; st.param.b32 [b], %depth; call waits, (a, b); }
+        ret;
+        again: ld.volatile.global.u32 %value, [%flag]; setp.eq.u32 %p, %value, 0; @%p bra again;
+        ret; }
+"""
+CALL = "{ .param .b64 a; st.param.b64 [a], %inputs; call waits, (a); }"
+LOOP = "again: { .param .b64 a; .param .b32 r; st.param.b64 [a], %inputs; call (r), peeks, (a); ld.param.b32 %x, [r]; }"
+LOOP += " LATER setp.eq.u32 %q, %x, 0; @%q bra again;"
+DEEP = "{ .param .b64 a; .param .b32 b; st.param.b64 [a], %inputs; st.param.b32 [b], 5; call waits, (a, b); }"
+POINTER = ".reg .b64 %at; mov.b64 %at, waits; { .param .b64 a; st.param.b64 [a], %inputs; p: .callprototype _ (.param .b64 _);"
+POINTER += " call %at, (a), p; }"
+POLLS = {
+    "a function": (WAIT, CALL),
+    "through a pointer": (WAIT, POINTER),
+    "in its frame": (LOCAL, CALL),
+    "a load that is not volatile": (PLAIN, CALL),
+    "recursion": (RECURSIVE, DEEP),
+    "a loop around a function": (PEEK.replace("ATOM", "ld.volatile.global.u32 %value, [%flag];"), LOOP.replace("LATER", "")),
+    "a loop around an atom": (PEEK.replace("ATOM", "atom.global.or.b32 %value, [%flag], 0;"), LOOP.replace("LATER", "")),
+    "a result in a frame": (
+        PEEK.replace("ATOM", "ld.volatile.global.u32 %value, [%flag];"),
+        ".local .b32 kept; " + LOOP.replace("LATER", "st.local.b32 [kept], %x; ld.local.b32 %x, [kept];"),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", POLLS)
+@pytest.mark.parametrize("by_blocks", [True, False])
+def test_functions_wait_for_memory_that_others_write(name: str, by_blocks: bool) -> None:
+    """Block 0, or thread 0, waits for what the other writes."""
+    functions, wait = POLLS[name]
+    body = f"""
+        setp.ne.u32 %p, %thread, 0; @%p bra writes;
+        {wait} ld.global.u32 %x, [%inputs]; st.global.u32 [%outputs], %x; bra leaves;
+        writes: membar.gl; st.volatile.global.u32 [%inputs], 7;
+        leaves:
+    """
+    found = np.zeros(1, np.uint32)
+    kernel = Kernel([HEAD + functions + entry(body)], "main")
+    kernel.run(*((2, 1) if by_blocks else (1, 2)), np.zeros(1, np.uint32), found, timeout_ms=1000)
+    assert found[0] == 7

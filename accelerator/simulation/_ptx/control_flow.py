@@ -5,7 +5,9 @@ Sets of registers and of basic blocks are integers with a bit for each.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import functools
+import operator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
 from . import opcodes
@@ -234,28 +236,48 @@ class Flow:
                 found.append(loop)
         return found
 
-    def polls(self) -> set[int]:
+    def polls(self, reads: Callable[[Instruction], bool]) -> set[int]:
         """Return the ids of the instructions that may wait for other threads in a loop.
 
-        Such an instruction reads what others write, and whether its loop ends depends on what it reads.
+        Such an instruction reads what others write, and whether its loop ends depends on what it reads. In a loop that changes
+        nothing else, any load may be one.
+
+        Args:
+            reads: Whether a call is of a function that reads what others write.
         """
         found: set[int] = set()
+        predecessors = self.predecessors()
         for loop in self.loops():
             blocks = [self.blocks[number] for number in _numbers(loop)]
-            for block in blocks:
-                for instruction in block.instructions:
-                    if opcodes.find(instruction.opcode).polls and self._decides(instruction, blocks, loop):
-                        found.add(id(instruction))
+            instructions = [instruction for block in blocks for instruction in block.instructions]
+            written = functools.reduce(operator.or_, (self.effects[id(each)][0] for each in instructions), 0)
+            entries = [block.number for block in blocks if any(not loop >> each & 1 for each in predecessors[block.number])]
+            changes = any(self.live_in[number] & written for number in entries or [0])
+            for instruction in instructions:
+                may_poll = opcodes.find(instruction.opcode).polls or reads(instruction)
+                may_poll |= not changes and instruction.opcode.startswith("ld") and not _is_own(instruction)
+                if may_poll and self._decides(instruction, blocks, loop):
+                    found.add(id(instruction))
         return found
 
+    def _with_frame(self, instruction: Instruction) -> tuple[int, int]:
+        """Return what an instruction writes and reads, where a thread's own memory is one more register."""
+        written, read = self.effects[id(instruction)]
+        frame, kind = 1 << len(self.registers), instruction.opcode.partition(".")[0]
+        if kind == "call":
+            return written | frame, read | frame
+        if not _is_shared(instruction):
+            written, read = written | (frame if kind == "st" else 0), read | (frame if kind == "ld" else 0)
+        return written, read
+
     def _decides(self, source: Instruction, blocks: list[BasicBlock], loop: int) -> bool:
-        tainted = self.effects[id(source)][0]
+        tainted = self._with_frame(source)[0]
         changed = True
         while changed:
             changed = False
             for block in blocks:
                 for instruction in block.instructions:
-                    written, read = self.effects[id(instruction)]
+                    written, read = self._with_frame(instruction)
                     if read & tainted and written & ~tainted:
                         tainted |= written
                         changed = True
@@ -264,6 +286,20 @@ class Flow:
             if leaves and self.branch_reads(block) & tainted:
                 return True
         return False
+
+
+def _spaces(instruction: Instruction) -> set[str]:
+    return {part.partition("::")[0] for part in instruction.opcode.split(".")}
+
+
+def _is_own(instruction: Instruction) -> bool:
+    """Return whether an access is of memory that no other thread writes."""
+    return bool(_spaces(instruction) & {"local", "param", "const"})
+
+
+def _is_shared(instruction: Instruction) -> bool:
+    """Return whether an access is of memory that is not the thread's own. A generic address may mean either."""
+    return bool(_spaces(instruction) & {"global", "shared"})
 
 
 def _numbers(mask: int) -> Iterator[int]:

@@ -44,7 +44,7 @@ def generate(program: Program, name: str) -> str:
     kernel = Kernel(program, module, function)
     calls = Calls(program)
     inlined = inline_waiting(calls, module, function)
-    if inlined is None or _takes_stack_between_waits(inlined):
+    if inlined is None or (calls.waits(module, function) and _takes_stack(inlined)):
         main: _FiberFunction | _Main = _FiberFunction(kernel, module, function, calls)
     else:
         main = _Main(kernel, module, inlined, calls)
@@ -61,11 +61,10 @@ def generate(program: Program, name: str) -> str:
     return _assemble(kernel, main, prototypes, [*bodies, body])
 
 
-def _takes_stack_between_waits(function: Function) -> bool:
-    """Whether a function has alloca and waits. Only a fiber keeps its stack while it waits."""
-    instructions = [statement for statement in function.body if isinstance(statement, Instruction)]
-    has_alloca = any(instruction.opcode.startswith(("alloca", "stack")) for instruction in instructions)
-    return has_alloca and any(opcodes.find(instruction.opcode).waits for instruction in instructions)
+def _takes_stack(function: Function) -> bool:
+    """Whether a function has alloca. Only a fiber keeps its stack while it waits."""
+    instructions = (statement for statement in function.body if isinstance(statement, Instruction))
+    return any(instruction.opcode.startswith(("alloca", "stack")) for instruction in instructions)
 
 
 def _names(uses: set[str], frame: str = "local_base") -> str:
@@ -215,12 +214,16 @@ class _FiberFunction(_Writer):
         def goto(target: int) -> str:
             return self.leave if target == EXIT else f"goto B{target};"
 
-        lines: list[str] = []
+        polls = self.calls.polls(self.module, self.flow)
+        lines = ["u32 polls = 0;"] if polls else []
         for block in self.flow.blocks:
             if block.exits and not self.function.is_entry:
                 raise Refused(f"exit in the function {self.function.name}")
             lines.append(f"B{block.number}:;")
             for instruction in block.instructions:
+                if id(instruction) in polls:
+                    number = self.kernel.add_point("WAIT_POLITELY", "WARP_SYNC", self.kernel.access(instruction), "")
+                    lines.append(f"if (++polls > MAX_POLLS) {{ polls = 0; services->suspend(t, {number}); }}")
                 text = self.instruction(instruction)
                 if isinstance(text, Waiting):
                     number = self.kernel.add_point(text.wait, text.operation, self.kernel.access(instruction), text.detail)
@@ -236,7 +239,7 @@ class _Main(_Writer):
 
     def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls) -> None:
         super().__init__(kernel, module, function, calls, keeps_parameters=calls.waits(module, kernel.function))
-        self.polls = self.flow.polls()
+        self.polls = calls.polls(module, self.flow)
         self.uniformity: Uniformity | None = None
         self.mode = self._choose_mode()
         self.saved: dict[str, int] = {}

@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from . import opcodes
+from .control_flow import Flow
 from .errors import Refused
 from .syntax import (
     Address,
@@ -38,16 +39,38 @@ class Calls:
     def __init__(self, program: Program) -> None:
         self._program = program
         self._waiting: dict[tuple[int, str], bool] = {}
+        self._reading: dict[tuple[int, str], bool] = {}
 
     def waits(self, module: int, function: Function) -> bool:
-        """Return whether lanes may wait in a function or in one that it calls."""
+        """Return whether lanes may wait in a function or in one that it calls, also for what others write to memory."""
         key = (module, function.name)
         if key not in self._waiting:
             self._waiting[key] = False  # of a recursive function: what the rest of it says
             self._waiting[key] = any(
                 self.instruction_waits(module, statement) for statement in function.body if isinstance(statement, Instruction)
-            )
+            ) or bool(self.polls(module, Flow(function)))
         return self._waiting[key]
+
+    def polls(self, module: int, flow: Flow) -> set[int]:
+        """Return the ids of a function's instructions that may wait for other threads in a loop."""
+        return flow.polls(lambda instruction: self._reads(module, instruction))
+
+    def _reads(self, module: int, instruction: Instruction) -> bool:
+        """Return whether an instruction calls a function that reads what others write."""
+        if not instruction.opcode.startswith("call"):
+            return False
+        callee = self.callee(module, instruction)
+        if callee is None:
+            return self._is_indirect(instruction)
+        key = (callee[0], callee[1].name)
+        if key not in self._reading:
+            self._reading[key] = False
+            self._reading[key] = any(
+                opcodes.find(statement.opcode).polls or self._reads(callee[0], statement)
+                for statement in callee[1].body
+                if isinstance(statement, Instruction)
+            )
+        return self._reading[key]
 
     def instruction_waits(self, module: int, instruction: Instruction) -> bool:
         if not instruction.opcode.startswith("call"):

@@ -58,6 +58,8 @@ class _Run(ctypes.Structure):
         ("device", ctypes.c_int),
         ("parameters", ctypes.c_void_p),
         ("variables", ctypes.c_void_p),
+        ("stack_limit", ctypes.c_uint64),
+        ("heap_limit", ctypes.c_uint64),
         ("cpu_count", ctypes.c_uint32),
         ("timeout_ms", ctypes.c_uint64),
         ("timeout_setting", ctypes.c_char_p),
@@ -137,6 +139,8 @@ class Kernel:
         variables: Sequence[Array] = (),
         cooperative: bool = False,
         nan: bool = False,
+        stack_limit: int = 1024,
+        heap_limit: int = 8 << 20,
         cpus: int = 1,
         timeout_ms: int = TIMEOUT_MS,
     ) -> None:
@@ -151,6 +155,8 @@ class Kernel:
             variables: The module's variables that the kernel uses, in the order of its table.
             cooperative: Whether all blocks run together.
             nan: Whether shared memory is filled with NaN.
+            stack_limit: Bytes of each thread for what calls need.
+            heap_limit: Bytes of malloc in kernels.
             cpus: Number of threads of the CPU.
             timeout_ms: The deadline.
         """
@@ -168,6 +174,8 @@ class Kernel:
             0,
             ctypes.addressof(parameters),
             ctypes.addressof(table),
+            stack_limit,
+            heap_limit,
             cpus,
             timeout_ms,
             b"the harness",

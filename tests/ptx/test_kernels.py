@@ -215,3 +215,55 @@ def test_functions_wait_for_memory_that_others_write(name: str, by_blocks: bool)
     kernel = Kernel([HEAD + functions + entry(body)], "main")
     kernel.run(*((2, 1) if by_blocks else (1, 2)), np.zeros(1, np.uint32), found, timeout_ms=1000)
     assert found[0] == 7
+
+
+FRAME = """
+    .func (.param .b32 result) NAME(.param .b32 number) {
+        .local .align 8 .b8 words[SIZE]; .reg .b32 %n; .reg .b64 %at;
+        ld.param.b32 %n, [number]; mov.b64 %at, words; st.local.b32 [words+SIZE-4], %n;
+        CALL
+        ld.local.b32 %n, [words+SIZE-4]; st.param.b32 [result], %n; ret; }
+"""
+
+
+@pytest.mark.parametrize("size", [80_000, 500_000])
+@pytest.mark.parametrize("waits", ["", "bar.warp.sync -1;"])
+def test_frames_of_functions_may_be_large(size: int, waits: str) -> None:
+    """CUDA has up to 512 KB for each thread, of all functions that call each other."""
+    inner = FRAME.replace("NAME", "inner").replace("SIZE-4", "7996").replace("SIZE", "8000").replace("CALL", waits)
+    call = "{ .param .b32 a; .param .b32 r; st.param.b32 [a], %n; call (r), inner, (a); ld.param.b32 %n, [r]; }"
+    outer = FRAME.replace("NAME", "outer").replace("SIZE-4", str(size - 4)).replace("SIZE", str(size)).replace("CALL", call)
+    body = call.replace("inner", "outer").replace("%n", "%thread") + " st.global.u32 [%out], %thread;"
+    found = np.zeros(64, np.uint32)
+    Kernel([HEAD + inner + outer + entry(body)], "main").run(1, 64, np.zeros(64, np.uint32), found)
+    assert found.tolist() == list(range(64))
+
+
+def test_a_larger_heap_has_space_for_more() -> None:
+    head = f"{HEAD}.extern .func (.param .b64 r) malloc(.param .b64 a);\n.extern .func free(.param .b64 a);\n"
+    body = """
+        .reg .b64 %at;
+        { .param .b64 a; .param .b64 r; st.param.b64 [a], 1048576; call (r), malloc, (a); ld.param.b64 %at, [r]; }
+        setp.ne.u64 %p, %at, 0; vote.sync.ballot.b32 %x, %p, -1; popc.b32 %x, %x; st.global.u32 [%outputs], %x;
+        { .param .b64 a; st.param.b64 [a], %at; call free, (a); }
+    """
+    kernel, found = Kernel([head + entry(body)], "main"), np.zeros(1, np.uint32)
+    for heap_limit, count in ((8 << 20, 8), (64 << 20, 32), (3 << 20, 3), (0, 0)):
+        kernel.run(1, 32, np.zeros(1, np.uint32), found, heap_limit=heap_limit)
+        assert found[0] == count
+
+
+def test_a_larger_stack_has_space_for_deeper_recursion() -> None:
+    call = "setp.eq.u32 %p, %n, 0; @%p bra ends; sub.u32 %n, %n, 1;"
+    call += " { .param .b32 a; .param .b32 r; st.param.b32 [a], %n; call (r), deep, (a); ld.param.b32 %n, [r]; } ends:"
+    function = FRAME.replace("NAME", "deep").replace("SIZE-4", "2044").replace("SIZE", "2048").replace("CALL", call)
+    function = function.replace(".reg .b32 %n;", ".reg .b32 %n; .reg .pred %p;")
+    body = """
+        mov.u32 %x, 100; { .param .b32 a; .param .b32 r; st.param.b32 [a], %x; call (r), deep, (a); ld.param.b32 %x, [r]; }
+        st.global.u32 [%out], %x;
+    """
+    kernel, found = Kernel([HEAD + function + entry(body)], "main"), np.zeros(64, np.uint32)
+    with pytest.raises(KernelFailed, match="its stack overflows"):
+        kernel.run(1, 64, np.zeros(64, np.uint32), found)
+    kernel.run(1, 64, np.zeros(64, np.uint32), found, stack_limit=256 << 10)
+    assert found.tolist() == [100] * 64

@@ -49,6 +49,7 @@ def generate(program: Program, name: str) -> str:
     else:
         main = _Main(kernel, module, inlined, calls)
     body = main.write()
+    frames = {(module, name): main.code.frame_size}
     bodies: list[str] = []
     prototypes: list[str] = []
     written: set[tuple[int, str]] = set()
@@ -57,8 +58,10 @@ def generate(program: Program, name: str) -> str:
             written.add((number, called))
             writer = _FiberFunction(kernel, number, program.modules[number].function(called), calls)
             bodies.append(writer.write())
+            frames[number, called] = writer.code.frame_size
             prototypes.append(f"{writer.signature()};")
-    return _assemble(kernel, main, prototypes, [*bodies, body])
+    stack = kernel.stack_size(frames, (module, name)) + (main.code.frame_size if main.mode == "MODE_FIBERS" else 0)
+    return _assemble(kernel, main, prototypes, [*bodies, body], stack)
 
 
 def _takes_stack(function: Function) -> bool:
@@ -612,7 +615,7 @@ class _BlockWriter:
             self._open.append(self._main.branch(block, goto, following))
 
 
-def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str], bodies: list[str]) -> str:
+def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str], bodies: list[str], stack: int) -> str:
     offsets, shared_size = kernel.layout_of_shared_memory()
     function = kernel.function
     lines = ['#include "kernel.h"', ""]
@@ -645,6 +648,7 @@ def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str
         "range_groups": len(kernel.range_groups),
         "shared_size": shared_size,
         "local_size": main.code.frame_size if main.mode != "MODE_FIBERS" else 0,
+        "stack_size": stack,
         "saved_size": saved,
         "constant_size": kernel.constant_size,
         "thread_limit": function.thread_limit,

@@ -161,6 +161,19 @@ class Kernel:
                     callees |= reachable[middle]
         return any(caller in callees for caller, callees in reachable.items())
 
+    def stack_size(self, frames: dict[tuple[int, str], int], caller: tuple[int, str]) -> int:
+        """Return the bytes of the frames below a function, of the calls that need most; a recursive one counts once."""
+        deepest: dict[tuple[int, str], int] = {}
+
+        def below(function: tuple[int, str]) -> int:
+            if function not in deepest:
+                deepest[function] = 0
+                callees = self.calls.get(function, set()) | self.handles
+                deepest[function] = max((frames.get(callee, 0) + below(callee) for callee in callees), default=0)
+            return deepest[function]
+
+        return below(caller)
+
     def add_point(self, wait: str, operation: str, access: int, detail: str) -> int:
         """Return the number of a new point at which lanes wait."""
         number = len(self.points) + 1

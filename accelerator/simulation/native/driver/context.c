@@ -120,7 +120,7 @@ SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
     return SUCCESS;
 }
 
-/* Limits of what kernels may use. They can be set and read and have no effect. */
+/* Limits of what kernels may use. Kernels have those of the stack and of the heap; printf writes at once, and loses nothing. */
 enum { LIMITS = 8 };
 static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = {1024, 7340032, 8388608, 2, 2048, 128}};
 
@@ -140,6 +140,11 @@ SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
         return ERROR_INVALID_VALUE;
     *value = limits[current_context()->ordinal][limit];
     return SUCCESS;
+}
+
+size_t limit_of(int device, unsigned limit)
+{
+    return limits[device][limit];
 }
 
 SIM_EXPORT CUresult cuCtxSynchronize(void)

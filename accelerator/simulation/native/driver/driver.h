@@ -50,6 +50,7 @@ static inline int device_gpu(int ordinal)
 
 /* context.c */
 struct sim_device *current_context(void);
+size_t limit_of(int device, unsigned limit);
 
 static inline CUresult driver_enter(const char *function, int gpu)
 {

@@ -60,6 +60,7 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .faults_flip = faults_flip,
         .faults_flipped = faults_flipped,
         .faults_sleep = faults_sleep,
+        .limit_of = limit_of,
         .faults_break = faults_break,
         .log = sim_log,
     };

@@ -23,6 +23,9 @@ enum {
     SIM_THREADS_PER_PROCESSOR = 2048,
 };
 
+/* CUlimit and cudaLimit: of each thread, and of a device. */
+enum sim_limit { SIM_STACK_LIMIT = 0, SIM_HEAP_LIMIT = 2 };
+
 /* One CUDA device: a GPU or a MIG instance. Constant after cuInit, except for the atomics. */
 struct sim_device {
     int ordinal;
@@ -153,6 +156,7 @@ struct sim_driver {
     void (*faults_flipped)(int gpu);
     int (*faults_sleep)(int gpu, int64_t time);
     int (*faults_break)(int gpu, int error);
+    size_t (*limit_of)(int device, unsigned limit); /* enum sim_limit */
     void (*log)(const char *format, ...);
 };
 

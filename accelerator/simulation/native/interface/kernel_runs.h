@@ -78,6 +78,7 @@ struct sim_kernel_run {
     int device;
     const char *parameters;
     char *const *variables;
+    uint64_t stack_limit, heap_limit; /* bytes of each thread, of the device */
     uint32_t cpu_count;
     uint64_t timeout_ms; /* in which no block ends */
     const char *timeout_setting; /* what sets it */

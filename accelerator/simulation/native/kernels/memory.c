@@ -5,28 +5,44 @@
 
 #include "library.h"
 
-/* The heap of device code: malloc and free in kernels. Its blocks live until device code frees them. */
-enum { HEAP_LIMIT = 8 << 20 }; /* bytes, CUDA's default of cudaLimitMallocHeapSize */
-
-static struct span *heap;
-static size_t heap_count, heap_capacity, heap_used;
+/* The heaps of device code: malloc and free in kernels. Blocks live until device code frees them. */
+static struct allocation {
+    u64 low, size;
+    int device;
+} *heap;
+static size_t heap_count, heap_capacity, *heap_used;
+static int heap_devices;
 static pthread_mutex_t heap_lock = PTHREAD_MUTEX_INITIALIZER;
+
+/* The bytes of a device's heap that are in use; NULL without memory for this count. */
+static size_t *used_of(int device)
+{
+    size_t *more = device < heap_devices ? NULL : realloc(heap_used, ((size_t)device + 1) * sizeof *more);
+    if (more) {
+        memset(more + heap_devices, 0, (size_t)(device + 1 - heap_devices) * sizeof *more);
+        heap_used = more;
+        heap_devices = device + 1;
+    }
+    return device < heap_devices ? &heap_used[device] : NULL;
+}
 
 u64 allocate(struct worker *worker, u64 size)
 {
+    const struct sim_kernel_run *request = running(worker)->run->request;
     begin_uninterrupted(worker);
     pthread_mutex_lock(&heap_lock);
     char *memory = NULL;
-    if (size > 0 && size <= HEAP_LIMIT - heap_used) {
+    size_t *used = used_of(request->device);
+    if (used && size > 0 && *used <= request->heap_limit && size <= request->heap_limit - *used) {
         if (heap_count == heap_capacity) {
             size_t capacity = heap_capacity ? 2 * heap_capacity : 64;
-            struct span *larger = realloc(heap, capacity * sizeof *heap);
+            struct allocation *larger = realloc(heap, capacity * sizeof *heap);
             heap = larger ? larger : heap;
             heap_capacity = larger ? capacity : heap_capacity;
         }
         if (heap_count < heap_capacity && (memory = aligned_alloc(16, (size + 15) / 16 * 16))) {
-            heap[heap_count++] = (struct span){(u64)memory, size};
-            heap_used += size;
+            heap[heap_count++] = (struct allocation){(u64)memory, size, request->device};
+            *used += size;
         }
     }
     pthread_mutex_unlock(&heap_lock);
@@ -42,7 +58,7 @@ void release(struct worker *worker, u64 address)
     for (size_t i = 0; i < heap_count && !is_found; i++)
         if (heap[i].low == address) {
             is_found = true;
-            heap_used -= heap[i].size;
+            heap_used[heap[i].device] -= heap[i].size;
             heap[i] = heap[--heap_count];
             free((void *)address);
         }
@@ -59,7 +75,7 @@ static bool find_in_heap(struct worker *worker, u64 address, struct span *span)
     pthread_mutex_lock(&heap_lock);
     for (size_t i = 0; i < heap_count && !is_found; i++)
         if (address - heap[i].low < heap[i].size) {
-            *span = heap[i];
+            *span = (struct span){heap[i].low, heap[i].size};
             is_found = true;
         }
     pthread_mutex_unlock(&heap_lock);

@@ -28,7 +28,7 @@ enum {
     BARRIERS = 16,
     FRAGMENT_WORDS = 32,       /* of the operands of an operation on matrices, in each lane */
     MAX_THREADS_PER_BLOCK = 1024,
-    LOCAL_STACK = 64 * 1024,   /* bytes of local memory for functions that a thread calls */
+    LOCAL_STACK = 64 * 1024,   /* bytes of a thread for alloca and recursion, besides each function's frame */
     POINT_START = 0,           /* where a thread begins */
     POINT_EXITED = 0xffff,     /* in place of a point: the thread has returned */
 };
@@ -217,7 +217,7 @@ enum kernel_mode {
     MODE_FIBERS, /* run_thread runs one thread, which calls services->suspend */
 };
 
-enum { KERNEL_INTERFACE = 1 };
+enum { KERNEL_INTERFACE = 2 };
 
 struct kernel {
     u32 interface, mode;
@@ -234,6 +234,7 @@ struct kernel {
     u32 range_groups;
     u32 shared_size; /* without what a launch adds */
     u32 local_size;  /* of one thread, without the stack of the functions that it calls */
+    u32 stack_size;  /* of the frames of the functions that a thread calls, if each is called once */
     u32 saved_size;  /* of one warp (MODE_LANES) or of one thread (MODE_BLOCK) */
     u32 constant_size;
     u32 thread_limit, required_block[3]; /* .maxntid and .reqntid, 0 if they are not given */

@@ -313,6 +313,8 @@ static cudaError_t run(struct stream *stream, const struct work *work)
         .device = stream->device,
         .parameters = launch->parameters,
         .variables = launch->kernel->variables[stream->device],
+        .stack_limit = driver->limit_of(stream->device, SIM_STACK_LIMIT),
+        .heap_limit = driver->limit_of(stream->device, SIM_HEAP_LIMIT),
         .cpu_count = count_cpus(),
         .timeout_ms = settings.timeout_ms,
         .timeout_setting = SETTING_KERNEL_TIMEOUT,

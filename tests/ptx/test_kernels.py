@@ -267,3 +267,29 @@ def test_a_larger_stack_has_space_for_deeper_recursion() -> None:
         kernel.run(1, 64, np.zeros(64, np.uint32), found)
     kernel.run(1, 64, np.zeros(64, np.uint32), found, stack_limit=256 << 10)
     assert found.tolist() == [100] * 64
+
+
+WARP_OPERATIONS = {
+    "bar.warp.sync": "bar.warp.sync %m;",
+    "shfl": "shfl.sync.idx.b32 %x, %thread, 0, 31, %m;",
+    "vote": "vote.sync.ballot.b32 %x, %p, %m;",
+    "match": "match.any.sync.b32 %x, %thread, %m;",
+    "redux": "redux.sync.add.u32 %x, %thread, %m;",
+    "elect": "elect.sync %x|%p, %m;",
+}
+
+
+@pytest.mark.parametrize("name", WARP_OPERATIONS)
+@pytest.mark.parametrize("way", ["together", "diverged"])
+def test_a_lane_that_its_mask_lacks_fails(name: str, way: str) -> None:
+    """Lane 5 has the mask of the lanes 0 to 3, which are there."""
+    body = f"""
+        .reg .b32 %m; setp.lt.u32 %p, %thread, 4; setp.eq.u32 %q, %thread, 5; or.pred %q, %p, %q;
+        selp.b32 %m, 0xf, 0xffffffd0, %q; {"@!%q bra leaves;" if way == "diverged" else ""}
+        {WARP_OPERATIONS[name]}
+        leaves: st.global.u32 [%out], %x;
+    """
+    memory = np.zeros(32, np.uint32)
+    with pytest.raises(KernelFailed, match="is executed by lane 5, which its mask 0xf lacks") as failure:
+        Kernel([HEAD + entry(body)], "main").run(1, 32, memory, memory.copy(), timeout_ms=1000)
+    assert failure.value.error == 715

@@ -139,6 +139,20 @@ static void leave(struct warp *warp, u32 lanes)
 
 /* Operations of a warp. */
 
+/* What a lane does that its own mask lacks is undefined: here it is an illegal instruction, of all these operations. */
+static void check_members(const struct warp *warp, u32 lanes, const struct point *point)
+{
+    struct block *block = warp->block;
+    for (; lanes; lanes &= lanes - 1) {
+        u32 lane = first_lane(lanes);
+        if (warp->members[lane] >> lane & 1)
+            continue;
+        block->worker->thread = warp->first + lane;
+        fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
+             block->launch->kernel->accesses[point->access].text, lane, warp->members[lane]);
+    }
+}
+
 /* The waiting lanes that do the same operation with the same members. */
 static u32 find_group(const struct warp *warp, u32 first)
 {
@@ -171,11 +185,6 @@ static bool do_complete_operation(struct warp *warp)
             continue;
         }
         u32 group = find_group(warp, first), members = warp->members[first];
-        if (!(members >> first & 1)) {
-            warp->block->worker->thread = warp->first + first;
-            fail_kernel(warp->block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
-                 warp->block->launch->kernel->accesses[point->access].text, first, members);
-        }
         if (((members & warp->alive) & ~group) == 0) {
             do_operation(warp, group, point);
             return true;
@@ -216,6 +225,11 @@ static bool sort_lanes(struct warp *warp, u32 lanes)
         switch (point_of(warp, first)->wait) {
         case WAIT_POLITELY:
             warp->polite |= group;
+            break;
+        case WAIT_WARP:
+            check_members(warp, group, point_of(warp, first));
+            warp->waiting |= group;
+            progress = true;
             break;
         case WAIT_BARRIER:
             come_to_barriers(warp, group);
@@ -289,15 +303,14 @@ void operate(struct block *block, const struct point *point)
     for (u32 i = 0; i < block->warp_count; i++) {
         struct warp *warp = &block->warps[i];
         u32 lanes = warp->alive;
+        if (point->wait == WAIT_WARP)
+            check_members(warp, lanes, point);
         while (lanes) {
             u32 first = first_lane(lanes), group = 0, members = point->wait == WAIT_WARP ? warp->members[first] : ~0u;
             for (u32 lane = 0; lane < LANES; lane++)
                 group |= (u32)(point->wait != WAIT_WARP || warp->members[lane] == members) << lane;
             group &= lanes;
             block->worker->thread = warp->first + first;
-            if (!(members >> first & 1))
-                fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
-                     block->launch->kernel->accesses[point->access].text, first, members);
             if (members & warp->alive & ~group)
                 fail_kernel(block->worker, KERNEL_TIMEOUT, "%s waits for lanes of its mask %#x that execute it with another mask",
                      block->launch->kernel->accesses[point->access].text, members);

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
+from collections.abc import Sequence
+
 import numpy as np
 import pytest
 
@@ -98,21 +101,131 @@ NANS = {  # from %f0 = 0, %fi = infinity, %fn = a NaN with a payload and a sign,
 }
 
 
+def wrong_results(expected: dict[str, int], head: str = "", inputs: Sequence[int] = (0,)) -> list[str]:
+    """Run one thread through texts of PTX, of which each computes %f, a register of 32 bits; describe the wrong ones."""
+    body = head
+    for place, text in enumerate(expected):
+        text = text.replace("again", f"again_{place}")
+        body += f"{{ .reg .f32 %f; .reg .b32 %w; .reg .b64 %pair; {text} st.global.f32 [%outputs+{4 * place}], %f; }}\n"
+    found = np.zeros(len(expected), np.uint32)
+    Kernel([HEAD.replace("sm_90", "sm_100") + entry(body)], "main").run(1, 1, np.array(inputs, np.uint32), found)
+    return [f"{text} {bits:#x}" for (text, right), bits in zip(expected.items(), found.tolist(), strict=True) if bits != right]
+
+
 def test_arithmetic_has_one_nan_and_copies_keep_theirs() -> None:
-    body = """
+    head = """
         .reg .f32 %f0, %fi, %fn, %minus; .reg .f64 %d0, %dn; .reg .b16 %hn, %bn; .reg .b64 %pn; .shared .align 4 .b32 word;
         ld.global.f32 %f0, [%inputs]; mov.b32 %fi, 0x7f800000; add.f32 %fi, %fi, %f0; mov.b32 %minus, 0xbf800000;
         ld.global.f32 %fn, [%inputs+4]; cvt.f64.f32 %d0, %f0; ld.global.f64 %dn, [%inputs+8]; mov.b16 %hn, 0xfe01;
         mov.b16 %bn, 0xffc1; mov.b64 %pn, {%fn, %fn}; setp.eq.f32 %p, %f0, %f0;
     """
-    for place, text in enumerate(NANS):
-        text = text.replace("again", f"again_{place}")
-        body += f"{{ .reg .f32 %f; .reg .b32 %w; .reg .b64 %pair; {text} st.global.f32 [%outputs+{4 * place}], %f; }}\n"
-    found = np.zeros(len(NANS), np.uint32)
-    inputs = np.array([0, 0xFFC12345, 0, 0xFFFC0000], np.uint32)
-    Kernel([HEAD.replace("sm_90", "sm_100") + entry(body)], "main").run(1, 1, inputs, found)
-    wrong = [f"{text} {bits:#x}" for (text, right), bits in zip(NANS.items(), found.tolist(), strict=True) if bits != right]
-    assert wrong == []
+    assert wrong_results(NANS, head, [0, 0xFFC12345, 0, 0xFFFC0000]) == []
+
+
+BFLOAT16 = {7: 0x40E0, 9: 0x4110, 29: 0x41E8, 37: 0x4214, 258: 0x4381, 260: 0x4382, 262: 0x4383}
+"""Bits of integers. 9 * 29 and 7 * 37 are ties: 261 is nearest to 260 and 262, and 259 to 258 and 260."""
+
+
+def ties_of_fma() -> dict[str, int]:
+    found: dict[str, int] = {}
+    for a, b, tiny, right in (
+        (9, 29, 0, 260),
+        (9, 29, 1, 262),
+        (9, 29, -1, 260),
+        (7, 37, 0, 260),
+        (7, 37, 1, 260),
+        (7, 37, -1, 258),
+    ):
+        for sign in (0, 0x8000):
+            c = {0: 0, 1: 0x0D80 ^ sign, -1: 0x8D80 ^ sign}[tiny]  # 2**-100
+            operands = f"{BFLOAT16[a] | sign:#x}, {BFLOAT16[b]:#x}, {c:#x}"
+            text = "{ .reg .b16 %a, %b, %c; mov.b16 %a, A; mov.b16 %b, B; mov.b16 %c, C; fma.rn.bf16 %a, %a, %b, %c;"
+            for name, value in zip("ABC", operands.split(", "), strict=True):
+                text = text.replace(f", {name};", f", {value};")
+            found[f"{text} cvt.u32.u16 %w, %a; mov.b32 %f, %w; }}"] = BFLOAT16[right] | sign
+    return found
+
+
+SATURATED = {
+    f"mov.b32 %w, {bits:#x}; cvt.{rounding}.satfinite.tf32.f32 %w, %w; mov.b32 %f, %w;": 0x7F7FE000 | bits & 0x80000000
+    for rounding in ("rna", "rn", "rz")
+    for bits in (0x7F7FFFFF, 0xFF7FFFFF, 0x7F800000, 0xFF800000)
+}
+
+
+@pytest.mark.parametrize("texts", [ties_of_fma(), SATURATED], ids=["fma", "tf32"])
+def test_arithmetic_at_its_edges(texts: dict[str, int]) -> None:
+    assert wrong_results(texts) == []
+
+
+def test_conversions_to_integers_saturate() -> None:
+    values = [2.0**31, 2.0**32, -(2.0**31), -(2.0**33), 2.0**63, 2.0**64, -1.0, 127.0, 128.0, -129.0, 255.5, 65536.0]
+    values += [float("inf"), float("-inf")]
+    kinds = list(itertools.product((8, 16, 32, 64), "su", ("f32", "f64")))
+    body = f"""
+        .reg .f32 %single; .reg .f64 %double; .reg .b64 %wide; mad.wide.u32 %in, %thread, 8, %inputs;
+        mad.wide.u32 %out, %thread, {8 * len(kinds)}, %outputs;
+        ld.global.f64 %double, [%in]; cvt.rn.f32.f64 %single, %double;
+    """
+    for place, (bits, sign, source) in enumerate(kinds):
+        number = {"f32": "%single", "f64": "%double"}[source]
+        body += f"{{ .reg .b{max(bits, 16)} %r; cvt.rzi.{sign}{bits}.{source} %r, {number};"
+        body += f" cvt.{sign}64.{sign}{bits} %wide, %r; st.global.b64 [%out+{8 * place}], %wide; }}\n"
+    found = np.zeros((len(values), len(kinds)), np.uint64)
+    Kernel([HEAD + entry(body)], "main").run(1, len(values), np.array(values), found)
+    for value, row in zip(values, found.tolist(), strict=True):
+        whole = int(min(max(value, -(2.0**65)), 2.0**65))
+        limits = [
+            (-(1 << (bits - 1)), (1 << (bits - 1)) - 1) if sign == "s" else (0, (1 << bits) - 1) for bits, sign, _ in kinds
+        ]
+        assert row == [min(max(whole, low), high) % 2**64 for low, high in limits], value
+
+
+def test_shuffles_stay_in_their_segments() -> None:
+    """Of 8 lanes; beyond them a lane keeps its own value, and an index wraps around."""
+    body = "mul.wide.u32 %in, %thread, 16; add.u64 %out, %outputs, %in;"
+    for place, operands in enumerate(
+        (
+            "idx.b32 %x, %thread, 13, 0x181f",
+            "up.b32 %x, %thread, 3, 0x1800",
+            "down.b32 %x, %thread, 3, 0x181f",
+            "bfly.b32 %x, %thread, 12, 0x181f",
+        )
+    ):
+        body += f" shfl.sync.{operands}, -1; st.global.u32 [%out+{4 * place}], %x;"
+    found = np.zeros((32, 4), np.uint32)
+    Kernel([HEAD + entry(body)], "main").run(1, 32, np.zeros(1, np.uint32), found)
+    right = [
+        (
+            lane // 8 * 8 + 5,
+            lane - 3 if lane % 8 >= 3 else lane,
+            lane + 3 if lane % 8 < 5 else lane,
+            lane ^ 12 if lane & 8 else lane,
+        )
+        for lane in range(32)
+    ]
+    assert [tuple(row) for row in found.tolist()] == right
+
+
+@pytest.mark.parametrize("value", ["0", "%thread"])
+def test_match_all_compares_the_lanes_of_its_mask(value: str) -> None:
+    body = f"""
+        setp.lt.u32 %p, %thread, 16; selp.b32 %y, 0xffff, 0xffff0000, %p; selp.b32 %z, {value}, 7, %p; @!%p bra others;
+        match.all.sync.b32 %x|%q, %z, %y; bra.uni both;
+        others: match.all.sync.b32 %x|%q, %z, %y;
+        both: selp.b32 %y, 1, 0, %q; add.u32 %x, %x, %y; st.global.u32 [%out], %x;
+    """
+    found = np.zeros(32, np.uint32)
+    Kernel([HEAD + entry(body)], "main").run(1, 32, np.zeros(1, np.uint32), found)
+    assert found.tolist() == [0x10000 if value == "0" else 0] * 16 + [0xFFFF0001] * 16
+
+
+def test_a_barrier_counts_whole_warps() -> None:
+    """Of 64 threads 24 have returned: the second warp is whole with those that remain."""
+    body = "setp.ge.u32 %p, %thread, 40; @%p bra leaves; bar.sync 1, 64; st.global.u32 [%out], 7; leaves:"
+    found = np.zeros(64, np.uint32)
+    Kernel([HEAD + entry(body)], "main").run(1, 64, np.zeros(1, np.uint32), found, timeout_ms=1000)
+    assert found.tolist() == [7] * 40 + [0] * 24
 
 
 @pytest.mark.parametrize(("size", "copied"), [(16, 4), (16, 15), (8, 1), (4, 3)])

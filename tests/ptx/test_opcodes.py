@@ -105,6 +105,7 @@ QUICK = (
     "other code between those that diverge",
     "recursion",
     "producers and consumers",
+    "a vector of atoms whose result is a later value",
 )
 
 

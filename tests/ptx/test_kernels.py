@@ -293,11 +293,15 @@ RECURSIVE = """
         ret; }
 """
 CALL = "{ .param .b64 a; st.param.b64 [a], %inputs; call waits, (a); }"
-LOOP = "again: { .param .b64 a; .param .b32 r; st.param.b64 [a], %inputs; call (r), peeks, (a); ld.param.b32 %x, [r]; }"
-LOOP += " LATER setp.eq.u32 %q, %x, 0; @%q bra again;"
+LOOP = (
+    "again: { .param .b64 a; .param .b32 r; st.param.b64 [a], %inputs; call (r), peeks, (a); ld.param.b32 %x, [r]; }"
+    " LATER setp.eq.u32 %q, %x, 0; @%q bra again;"
+)
 DEEP = "{ .param .b64 a; .param .b32 b; st.param.b64 [a], %inputs; st.param.b32 [b], 5; call waits, (a, b); }"
-POINTER = ".reg .b64 %at; mov.b64 %at, waits; { .param .b64 a; st.param.b64 [a], %inputs; p: .callprototype _ (.param .b64 _);"
-POINTER += " call %at, (a), p; }"
+POINTER = (
+    ".reg .b64 %at; mov.b64 %at, waits; { .param .b64 a; st.param.b64 [a], %inputs; p: .callprototype _ (.param .b64 _);"
+    " call %at, (a), p; }"
+)
 POLLS = {
     "a function": (WAIT, CALL),
     "through a pointer": (WAIT, POINTER),

@@ -166,6 +166,32 @@ def test_a_program_of_the_driver_runs_its_kernels() -> None:
     assert cuda.cuModuleGetGlobal_v2(ctypes.byref(address), None, module, b"missing") == 500
 
 
+TAKES_HEAP = """
+.version 7.0
+.target sm_80
+.address_size 64
+.extern .func (.param .b64 result) malloc(.param .b64 size);
+.extern .func free(.param .b64 pointer);
+.visible .entry takes_heap(.param .u64 out) {
+    .reg .b64 %at, %out; .reg .b32 %x; .reg .pred %p; ld.param.u64 %out, [out];
+    { .param .b64 a; .param .b64 r; st.param.b64 [a], 1048576; call (r), malloc, (a); ld.param.b64 %at, [r]; }
+    setp.ne.u64 %p, %at, 0; vote.sync.ballot.b32 %x, %p, -1; popc.b32 %x, %x; st.global.u32 [%out], %x;
+    { .param .b64 a; st.param.b64 [a], %at; call free, (a); }
+    ret;
+}
+"""
+
+
+def test_a_limit_of_the_driver_sets_the_size_of_a_gpus_heap() -> None:
+    cuda, kernel, heap_limit = ctypes.CDLL("libcuda.so.1"), Binary(TAKES_HEAP).kernel("takes_heap"), 2
+    for device, megabytes, allocations in ((0, 8, 8), (1, 8, 8), (1, 20, 20), (0, 8, 8), (1, 8, 8)):
+        with torch.cuda.device(device):
+            found = torch.zeros(1, dtype=torch.int32, device="cuda")
+            assert cuda.cuCtxSetLimit(heap_limit, ctypes.c_size_t(megabytes << 20)) == 0
+            assert kernel(1, 32, found) == 0
+            assert found.item() == allocations
+
+
 def test_a_library_of_the_driver_runs_its_kernels() -> None:
     cuda, y = ctypes.CDLL("libcuda.so.1"), torch.zeros(4, device="cuda")
     library, kernel, function = (ctypes.c_void_p() for _ in range(3))

@@ -275,11 +275,12 @@ LOCAL = """
         ret; }
 """
 PLAIN = """
+    .func nothing() { membar.gl; ret; }
     .func waits(.param .b64 flag) {
-        .local .align 8 .b8 frame[16]; .reg .b64 %flag; .reg .b32 %value; .reg .pred %p;
+        .local .align 8 .b8 frame[16]; .reg .b64 %flag; .reg .b32 %value, %kept; .reg .pred %p;
         ld.param.b64 %flag, [flag];
-        again: ld.global.u32 %value, [%flag]; st.local.b32 [frame+8], %value;
-        ld.local.b32 %value, [frame+8]; setp.eq.u32 %p, %value, 0; @%p bra again;
+        again: call nothing; ld.global.u32 %value, [%flag]; st.local.b32 [frame+8], %value;
+        ld.local.b32 %kept, [frame+8]; setp.eq.u32 %p, %kept, 0; @%p bra again;
         ret; }
 """
 RECURSIVE = """

@@ -252,13 +252,22 @@ class Flow:
             instructions = [instruction for block in blocks for instruction in block.instructions]
             written = functools.reduce(operator.or_, (self.effects[id(each)][0] for each in instructions), 0)
             entries = [block.number for block in blocks if any(not loop >> each & 1 for each in predecessors[block.number])]
-            changes = any(self.live_in[number] & written for number in entries or [0])
+            changes = any(self.live_in[number] & written for number in entries or [0]) or self._changes_frame(instructions)
             for instruction in instructions:
                 may_poll = opcodes.find(instruction.opcode).polls or reads(instruction)
                 may_poll |= not changes and instruction.opcode.startswith("ld") and not _is_own(instruction)
                 if may_poll and self._decides(instruction, blocks, loop):
                     found.add(id(instruction))
         return found
+
+    def _changes_frame(self, instructions: list[Instruction]) -> bool:
+        """Return whether a loop computes what it writes to a thread's own memory from what it reads there, as a counter."""
+        kept = self._tainted(1 << len(self.registers), instructions)
+        return any(
+            instruction.arguments  # of a call
+            or (instruction.opcode.startswith("st") and self.effects[id(instruction)][1] & kept)
+            for instruction in instructions
+        )
 
     def _with_frame(self, instruction: Instruction) -> tuple[int, int]:
         """Return what an instruction writes and reads, where a thread's own memory is one more register."""
@@ -270,17 +279,22 @@ class Flow:
             written, read = written | (frame if kind == "st" else 0), read | (frame if kind == "ld" else 0)
         return written, read
 
-    def _decides(self, source: Instruction, blocks: list[BasicBlock], loop: int) -> bool:
-        tainted = self._with_frame(source)[0]
+    def _tainted(self, tainted: int, instructions: list[Instruction]) -> int:
+        """Return what depends on registers, with them."""
+        effects = [self._with_frame(instruction) for instruction in instructions]
         changed = True
         while changed:
             changed = False
-            for block in blocks:
-                for instruction in block.instructions:
-                    written, read = self._with_frame(instruction)
-                    if read & tainted and written & ~tainted:
-                        tainted |= written
-                        changed = True
+            for written, read in effects:
+                if read & tainted and written & ~tainted:
+                    tainted |= written
+                    changed = True
+        return tainted
+
+    def _decides(self, source: Instruction, blocks: list[BasicBlock], loop: int) -> bool:
+        tainted = self._tainted(
+            self._with_frame(source)[0], [instruction for block in blocks for instruction in block.instructions]
+        )
         for block in blocks:
             leaves = any(target == EXIT or not loop >> target & 1 for target in block.targets)
             if leaves and self.branch_reads(block) & tainted:

@@ -303,7 +303,13 @@ POINTER = (
     ".reg .b64 %at; mov.b64 %at, waits; { .param .b64 a; st.param.b64 [a], %inputs; p: .callprototype _ (.param .b64 _);"
     " call %at, (a), p; }"
 )
+SHARED = """
+    .shared .b32 kept; again: bar.sync 0; mov.u32 %y, %tid.x; setp.eq.u32 %q, %y, 0;
+    @%q ld.volatile.global.u32 %y, [%inputs]; @%q st.shared.u32 [kept], %y; bar.sync 0;
+    ld.shared.u32 %z, [kept]; setp.eq.u32 %q, %z, 0; @%q bra again;
+"""
 POLLS = {
+    "by one thread of a block": ("", SHARED),
     "a function": (WAIT, CALL),
     "through a pointer": (WAIT, POINTER),
     "in its frame": (LOCAL, CALL),

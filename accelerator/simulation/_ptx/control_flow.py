@@ -37,6 +37,8 @@ EXIT = -1
 CARRY = Register("carry", TYPES["u32"])
 """The condition code CC.CF, which add.cc writes and addc reads."""
 
+_OWN_SPACES = {"local", "param", "const"}
+"""Memory that no other thread writes."""
 _RETURNS = ("ret", "ret.uni", "exit")
 
 
@@ -255,7 +257,7 @@ class Flow:
             changes = any(self.live_in[number] & written for number in entries or [0]) or self._changes_frame(instructions)
             for instruction in instructions:
                 may_poll = opcodes.find(instruction.opcode).polls or reads(instruction)
-                may_poll |= not changes and instruction.opcode.startswith("ld") and not _is_own(instruction)
+                may_poll |= not changes and instruction.opcode.startswith("ld") and not _spaces(instruction) & _OWN_SPACES
                 if may_poll and self._decides(instruction, blocks, loop):
                     found.add(id(instruction))
         return found
@@ -269,19 +271,18 @@ class Flow:
             for instruction in instructions
         )
 
-    def _with_frame(self, instruction: Instruction) -> tuple[int, int]:
-        """Return what an instruction writes and reads, where a thread's own memory is one more register."""
+    def _with_memory(self, instruction: Instruction) -> tuple[int, int]:
+        """Return what an instruction writes and reads, where a thread's own memory is one more register, and all other too."""
         written, read = self.effects[id(instruction)]
-        frame, kind = 1 << len(self.registers), instruction.opcode.partition(".")[0]
-        if kind == "call":
-            return written | frame, read | frame
-        if not _is_shared(instruction):
-            written, read = written | (frame if kind == "st" else 0), read | (frame if kind == "ld" else 0)
-        return written, read
+        kind, spaces = instruction.opcode.partition(".")[0], _spaces(instruction)
+        memory = (0 if spaces & {"global", "shared"} else 1) | (0 if spaces & _OWN_SPACES else 2)
+        memory <<= len(self.registers)
+        is_call = bool(instruction.arguments or instruction.results)
+        return written | (memory if kind == "st" or is_call else 0), read | (memory if kind == "ld" or is_call else 0)
 
     def _tainted(self, tainted: int, instructions: list[Instruction]) -> int:
         """Return what depends on registers, with them."""
-        effects = [self._with_frame(instruction) for instruction in instructions]
+        effects = [self._with_memory(instruction) for instruction in instructions]
         changed = True
         while changed:
             changed = False
@@ -293,7 +294,7 @@ class Flow:
 
     def _decides(self, source: Instruction, blocks: list[BasicBlock], loop: int) -> bool:
         tainted = self._tainted(
-            self._with_frame(source)[0], [instruction for block in blocks for instruction in block.instructions]
+            self._with_memory(source)[0], [instruction for block in blocks for instruction in block.instructions]
         )
         for block in blocks:
             leaves = any(target == EXIT or not loop >> target & 1 for target in block.targets)
@@ -303,17 +304,8 @@ class Flow:
 
 
 def _spaces(instruction: Instruction) -> set[str]:
+    """Return the state space of an access, among its modifiers; a generic address may be in any."""
     return {part.partition("::")[0] for part in instruction.opcode.split(".")}
-
-
-def _is_own(instruction: Instruction) -> bool:
-    """Return whether an access is of memory that no other thread writes."""
-    return bool(_spaces(instruction) & {"local", "param", "const"})
-
-
-def _is_shared(instruction: Instruction) -> bool:
-    """Return whether an access is of memory that is not the thread's own. A generic address may mean either."""
-    return bool(_spaces(instruction) & {"global", "shared"})
 
 
 def _numbers(mask: int) -> Iterator[int]:

@@ -218,7 +218,7 @@ class _FiberFunction(_Writer):
             return self.leave if target == EXIT else f"goto B{target};"
 
         polls = self.calls.polls(self.module, self.flow)
-        lines = ["u32 polls = 0;"] if polls else []
+        lines: list[str] = []
         for block in self.flow.blocks:
             if block.exits and not self.function.is_entry:
                 raise Refused(f"exit in the function {self.function.name}")
@@ -226,7 +226,7 @@ class _FiberFunction(_Writer):
             for instruction in block.instructions:
                 if id(instruction) in polls:
                     number = self.kernel.add_point("WAIT_POLITELY", "WARP_SYNC", self.kernel.access(instruction), "")
-                    lines.append(f"if (++polls > MAX_POLLS) {{ polls = 0; services->suspend(t, {number}); }}")
+                    lines.append(f"if (polls_long(w, lane)) services->suspend(t, {number});")
                 text = self.instruction(instruction)
                 if isinstance(text, Waiting):
                     number = self.kernel.add_point(text.wait, text.operation, self.kernel.access(instruction), text.detail)
@@ -333,8 +333,6 @@ class _LaneWriter:
         head.append(_names(code.uses & {"local", "call"}))
         if "call" in code.uses:
             head.append(f"KERNEL_THREAD({code.frame_size});")
-        if main.polls:
-            head.append("u32 polls = 0;")
         head += [main.declare(flow.registers, flow.live_in[0]), main.declare_parameters()]
         head += ["switch (from) {", *self._resumptions, "}"]
         return "\n".join(line for line in (*head, *body, "}", "}") if line)
@@ -368,7 +366,7 @@ class _LaneWriter:
         written, read = flow.effects[id(instruction)]
         kept = (live & ~written if instruction.guard is None else live) | read
         number = kernel.add_point("WAIT_POLITELY", "WARP_SYNC", kernel.access(instruction), "")
-        return f"if (++polls > MAX_POLLS) {{ {self._suspend(number, kept, dirty)} }} P{number}:;"
+        return f"if (polls_long(w, lane)) {{ {self._suspend(number, kept, dirty)} }} P{number}:;"
 
 
 def _find_dirty(main: _Main) -> list[int]:

@@ -44,11 +44,12 @@ static const char text[] =
           "mov.u32 %i, 0; mov.u64 %a, 0;\n"
           "MAKE:\nmov.u64 %b, %a;\n" MALLOC "add.u32 %i, %i, 1; setp.lt.u32 %p, %i, 100000;\n@%p bra MAKE;\n"
           "READ:\nld.volatile.u32 %v, [%a]; mov.u64 %c, %a; mov.u64 %a, %b; mov.u64 %b, %c;\nbra READ;\n")
-    /* The third block fails. The others wait until the host sets a flag, by local memory: a loop that seems to compute. */
+    /* The third block fails. The others wait until the host sets a flag, by an atom without a result, in a loop that counts. */
     ENTRY("fail", ".param .u64 flag",
-          ".local .align 4 .b8 copy[4]; .reg .pred %p; .reg .b32 %v, %w; .reg .b64 %f;\n"
+          ".shared .align 4 .b8 copy[4]; .reg .pred %p; .reg .b32 %v, %w, %n; .reg .b64 %f;\n"
           "ld.param.u64 %f, [flag]; mov.u32 %v, %ctaid.x; setp.eq.u32 %p, %v, 2;\n@%p trap;\n"
-          "WAIT:\nld.volatile.u32 %v, [%f]; st.local.u32 [copy], %v; ld.local.u32 %w, [copy]; setp.eq.u32 %p, %w, 0;\n"
+          "mov.u32 %n, 0;\nWAIT:\nadd.u32 %n, %n, 1;\n"
+          "ld.volatile.u32 %v, [%f]; red.shared.or.b32 [copy], %v; ld.shared.u32 %w, [copy]; setp.eq.u32 %p, %w, 0;\n"
           "@%p bra WAIT;\n");
 
 /* Of the runtime. */

@@ -86,6 +86,13 @@ INLINE char *allocate_on_stack(struct thread *t, u64 size, u32 alignment)
 /* After so many polls of memory, a thread lets others run. */
 enum { MAX_POLLS = 256 };
 
+INLINE bool polls_long(struct warp *w, u32 lane)
+{
+    bool is_long = ++w->polls[lane] > MAX_POLLS;
+    w->polls[lane] = is_long ? 0 : w->polls[lane];
+    return is_long;
+}
+
 INLINE u32 lanes_before(u32 lane)
 {
     return (1u << lane) - 1;

@@ -30,6 +30,7 @@ void begin_lanes(struct block *block)
     for (u32 i = 0; i < block->warp_count; i++) {
         struct warp *warp = &block->warps[i];
         memset(warp->point, 0, sizeof warp->point);
+        memset(warp->polls, 0, sizeof warp->polls);
         warp->ready = warp->alive;
         warp->waiting = warp->polite = 0;
     }
@@ -143,14 +144,15 @@ static void leave(struct warp *warp, u32 lanes)
 static void check_members(const struct warp *warp, u32 lanes, const struct point *point)
 {
     struct block *block = warp->block;
-    for (; lanes; lanes &= lanes - 1) {
-        u32 lane = first_lane(lanes);
-        if (warp->members[lane] >> lane & 1)
-            continue;
-        block->worker->thread = warp->first + lane;
-        fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
-             block->launch->kernel->accesses[point->access].text, lane, warp->members[lane]);
-    }
+    u32 lacking = 0;
+    for (u32 i = 0; i < LANES; i++)
+        lacking |= ~warp->members[i] & 1u << i;
+    if (!(lacking & lanes))
+        return;
+    u32 lane = first_lane(lacking & lanes);
+    block->worker->thread = warp->first + lane;
+    fail_kernel(block->worker, KERNEL_ILLEGAL_INSTRUCTION, "%s is executed by lane %u, which its mask %#x lacks",
+         block->launch->kernel->accesses[point->access].text, lane, warp->members[lane]);
 }
 
 /* The waiting lanes that do the same operation with the same members. */
@@ -281,6 +283,7 @@ bool run_round(struct block *block)
         progress |= run_warp(&block->warps[i]);
         is_polling |= block->warps[i].polite != 0;
     }
+    block->polling_rounds += is_polling;
     for (u32 i = 0; i < block->warp_count; i++)
         is_polling |= block->warps[i].ready != 0;
     if (!progress && !is_polling && block->alive > 0)

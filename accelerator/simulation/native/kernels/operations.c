@@ -4,7 +4,7 @@
 #define EACH_LANE(lane, group) for (u32 rest_ = (group), lane; rest_ && (lane = (u32)__builtin_ctz(rest_), true); rest_ &= rest_ - 1)
 
 /* The lane whose value a lane takes, as PTX computes it; `is_in_range` is the predicate. */
-static u32 source_lane(enum operation operation, u32 lane, u32 b, u32 c, bool *is_in_range)
+static inline __attribute__((always_inline)) u32 source_lane(enum operation operation, u32 lane, u32 b, u32 c, bool *is_in_range)
 {
     u32 offset = b & 31, clamp = c & 31, segment = c >> 8 & 31;
     u32 last = (lane & segment) | (clamp & ~segment & 31), first = lane & segment;
@@ -29,10 +29,11 @@ static u32 source_lane(enum operation operation, u32 lane, u32 b, u32 c, bool *i
     return *is_in_range ? (u32)source & 31 : lane;
 }
 
-static void shuffle(struct warp *warp, u32 group, enum operation operation)
+static inline __attribute__((always_inline)) void shuffle(struct warp *warp, u32 group, enum operation operation)
 {
-    EACH_LANE(lane, group)
-    {
+    for (u32 lane = 0; lane < LANES; lane++) {
+        if (!(group >> lane & 1))
+            continue;
         bool is_in_range;
         u32 source = source_lane(operation, lane, warp->b[lane], warp->c[lane], &is_in_range);
         /* The value of a lane that does not take part is undefined: here it is the lane's own. */
@@ -112,11 +113,17 @@ void operate_on_group(struct warp *warp, u32 group, const struct point *point)
 {
     enum operation operation = point->operation;
     switch (operation) {
-    case SHUFFLE_UP:
+    case SHUFFLE_UP: /* each alone, because the loop over lanes is shorter if the compiler knows which it is */
+        shuffle(warp, group, SHUFFLE_UP);
+        break;
     case SHUFFLE_DOWN:
+        shuffle(warp, group, SHUFFLE_DOWN);
+        break;
     case SHUFFLE_BUTTERFLY:
+        shuffle(warp, group, SHUFFLE_BUTTERFLY);
+        break;
     case SHUFFLE_INDEX:
-        shuffle(warp, group, operation);
+        shuffle(warp, group, SHUFFLE_INDEX);
         break;
     case VOTE_ALL:
     case VOTE_ANY:

@@ -14,6 +14,7 @@ enum {
     WORKER_STACK = 256 << 20, /* bytes: device functions may be recursive */
     STACK_RESERVE = 128 << 10,
     IDLE_ROUNDS = 16,         /* after which a block whose threads only poll makes way for another */
+    POLLING_ROUNDS = 64,      /* the same, if its other threads go on */
     MAX_RESIDENT = 16384,
 };
 
@@ -246,8 +247,8 @@ static void run_interleaved_blocks(struct running_worker *worker, struct residen
         at = at < residents->count ? at : 0;
         struct block *block = residents->blocks[at];
         worker->worker.block = block;
-        block->idle_rounds = 0;
-        while (block->alive > 0 && block->idle_rounds < IDLE_ROUNDS && !run->stops)
+        block->idle_rounds = block->polling_rounds = 0;
+        while (block->alive > 0 && block->idle_rounds < IDLE_ROUNDS && block->polling_rounds < POLLING_ROUNDS && !run->stops)
             block->idle_rounds = run_round(block) ? 0 : block->idle_rounds + 1;
         if (block->alive == 0) {
             run->ended_blocks++;

@@ -127,6 +127,7 @@ struct warp {
     u32 alive;   /* lanes that are threads of the block and have not returned */
     u32 ready;   /* and can go on */
     u16 point[LANES];
+    u32 polls[LANES]; /* of memory, since the lane last let others run */
     u32 x[LANES], y[LANES], z[LANES];
     /* Operands and results of the operation at which a lane waits. */
     u32 members[LANES]; /* the lanes with which it waits */
@@ -157,7 +158,7 @@ struct block {
     u32 warp_count;
     struct barrier *barriers; /* BARRIERS of them */
     struct fiber *fibers;     /* of kernels that need them */
-    u32 idle_rounds;          /* in which lanes only polled */
+    u32 idle_rounds, polling_rounds; /* in which lanes only polled, in which some did */
 };
 
 /* What device functions know of the thread that calls them. */

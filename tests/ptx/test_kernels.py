@@ -317,6 +317,13 @@ POLLS = {
     "recursion": (RECURSIVE, DEEP),
     "a loop around a function": (PEEK.replace("ATOM", "ld.volatile.global.u32 %value, [%flag];"), LOOP.replace("LATER", "")),
     "a loop around an atom": (PEEK.replace("ATOM", "atom.global.or.b32 %value, [%flag], 0;"), LOOP.replace("LATER", "")),
+    "a loop around a pointer": (
+        PEEK.replace("ATOM", "atom.global.or.b32 %value, [%flag], 0;"),
+        ".reg .b64 %at; mov.b64 %at, peeks;"
+        + LOOP.replace("LATER", "").replace(
+            "call (r), peeks, (a);", "p: .callprototype (.param .b32 _) _ (.param .b64 _); call (r), %at, (a), p;"
+        ),
+    ),
     "a result in a frame": (
         PEEK.replace("ATOM", "ld.volatile.global.u32 %value, [%flag];"),
         ".local .b32 kept; " + LOOP.replace("LATER", "st.local.b32 [kept], %x; ld.local.b32 %x, [kept];"),
@@ -325,7 +332,7 @@ POLLS = {
 
 
 @pytest.mark.parametrize("name", POLLS)
-@pytest.mark.parametrize("by_blocks", [True, False])
+@pytest.mark.parametrize("by_blocks", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_functions_wait_for_memory_that_others_write(name: str, by_blocks: bool) -> None:
     """Block 0, or thread 0, waits for what the other writes."""
     functions, wait = POLLS[name]
@@ -351,7 +358,7 @@ FRAME = """
 
 
 @pytest.mark.parametrize("size", [80_000, 500_000])
-@pytest.mark.parametrize("waits", ["", "bar.warp.sync -1;"])
+@pytest.mark.parametrize("waits", ["", pytest.param("bar.warp.sync -1;", marks=pytest.mark.slow)])
 def test_frames_of_functions_may_be_large(size: int, waits: str) -> None:
     """CUDA has up to 512 KB for each thread, of all functions that call each other."""
     inner = FRAME.replace("NAME", "inner").replace("SIZE-4", "7996").replace("SIZE", "8000").replace("CALL", waits)
@@ -404,7 +411,7 @@ WARP_OPERATIONS = {
 
 
 @pytest.mark.parametrize("name", WARP_OPERATIONS)
-@pytest.mark.parametrize("way", ["together", "diverged"])
+@pytest.mark.parametrize("way", ["together", pytest.param("diverged", marks=pytest.mark.slow)])
 def test_a_lane_that_its_mask_lacks_fails(name: str, way: str) -> None:
     """Lane 5 has the mask of the lanes 0 to 3, which are there."""
     body = f"""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
@@ -61,13 +62,16 @@ class Calls:
             return False
         callee = self.callee(module, instruction)
         if callee is None:
-            return self._is_indirect(instruction)
-        key = (callee[0], callee[1].name)
+            return self._is_indirect(instruction) and any(self._function_reads(*each) for each in self._with_address)
+        return self._function_reads(*callee)
+
+    def _function_reads(self, module: int, function: Function) -> bool:
+        key = (module, function.name)
         if key not in self._reading:
             self._reading[key] = False
             self._reading[key] = any(
-                opcodes.find(statement.opcode).polls or self._reads(callee[0], statement)
-                for statement in callee[1].body
+                opcodes.find(statement.opcode).polls or self._reads(module, statement)
+                for statement in function.body
                 if isinstance(statement, Instruction)
             )
         return self._reading[key]
@@ -92,10 +96,13 @@ class Calls:
         return isinstance(instruction.operands[0], Register)
 
     def _any_waits(self) -> bool:
+        return any(self.waits(*each) for each in self._with_address)
+
+    @functools.cached_property
+    def _with_address(self) -> list[tuple[int, Function]]:
+        """The functions that an indirect call may mean."""
         modules = self._program.modules
-        return any(
-            self.waits(number, modules[number].function(name)) for number, name in self._program.functions_with_address()
-        )
+        return [(number, modules[number].function(name)) for number, name in self._program.functions_with_address()]
 
 
 def inline_waiting(calls: Calls, module: int, function: Function) -> Function | None:

@@ -95,7 +95,8 @@ static struct layout lay_out(const struct run *run)
     layout.saved = end, end += round_up(kernel->mode == MODE_LANES ? warps * kernel->saved_size : warps * LANES * kernel->saved_size, 64);
     layout.fragments = end, end += kernel->uses_matrices ? warps * 2 * FRAGMENT_WORDS * LANES * sizeof(u32) : 0;
     layout.shared = end, end += round_up((size_t)kernel->shared_size + run->launch.dynamic_shared + 16 + SHARED_ALIGNMENT, 64);
-    const u64 limit = run->request->stack_limit, stack = limit > LOCAL_STACK ? limit : LOCAL_STACK;
+    const u64 limit = run->request->stack_limit;
+    const u64 stack = limit < LOCAL_STACK ? LOCAL_STACK : limit < MAX_LOCAL_MEMORY ? limit : MAX_LOCAL_MEMORY;
     layout.local_span = kernel->local_size + (kernel->calls_functions ? kernel->stack_size + stack : 0);
     /* An odd number of cache lines, so that the same variable of all threads is not in the same lines of the cache. */
     layout.local_stride = kernel->shares_local ? 0 : round_up(layout.local_span, 128) + 64;

@@ -29,6 +29,7 @@ enum {
     FRAGMENT_WORDS = 32,       /* of the operands of an operation on matrices, in each lane */
     MAX_THREADS_PER_BLOCK = 1024,
     LOCAL_STACK = 64 * 1024,   /* bytes of a thread for alloca and recursion, besides each function's frame */
+    MAX_LOCAL_MEMORY = 512 * 1024, /* bytes of a thread, on GPUs */
     POINT_START = 0,           /* where a thread begins */
     POINT_EXITED = 0xffff,     /* in place of a point: the thread has returned */
 };

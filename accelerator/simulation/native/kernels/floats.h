@@ -12,7 +12,7 @@
 /* All computed NaN of single precision have these bits; x86 takes a NaN of the operands, or one with a sign. */
 INLINE float canonical_f32(float value)
 {
-    return __builtin_expect(value != value, 0) ? CANONICAL_NAN_F32 : value;
+    return value == value ? value : CANONICAL_NAN_F32;
 }
 
 /* .ftz: subnormal numbers are zeros of the same sign. */

@@ -11,9 +11,11 @@ import os
 import platform
 import shlex
 import shutil
+import struct
 import subprocess
 import tempfile
 import time
+import zlib
 from collections.abc import Generator, Sequence
 from pathlib import Path
 
@@ -96,6 +98,8 @@ def build(source: str, target: Path, *, headers: Path = HEADERS, flags: Sequence
         if done.returncode != 0:
             errors = [line for line in done.stderr.splitlines() if "error" in line] or done.stderr.splitlines() or [""]
             raise Refused(f"the C compiler {command[0]} failed: {errors[0].strip()}")
+        code = output.read_bytes()
+        output.write_bytes(code + b"SIMK" + struct.pack("<I", zlib.crc32(code)))  # native/runtime/translation.c checks it
         output.chmod(0o644)
         output.rename(target)
     limit_cache(target.parent)
@@ -129,7 +133,12 @@ def lock(target: Path) -> Generator[None, None, None]:
     import fcntl  # imported late: Windows has none, and this module must be importable there
 
     path = target.with_suffix(".lock")
-    with path.open("a") as file:
+    try:
+        opened = path.open("a")
+    except (IsADirectoryError, PermissionError):  # nothing of ours
+        shutil.rmtree(path) if path.is_dir() else path.unlink()
+        opened = path.open("a")
+    with opened as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         try:
             yield

@@ -72,6 +72,75 @@ def test_processes_that_need_a_kernel_at_once_compile_it_once(variables: dict[st
     assert [path.suffix for path in (tmp_path / "cache").iterdir()] == [".so"]
 
 
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    if how == "a folder":
+        path.unlink()
+        (path / "of").mkdir(parents=True)
+        (path / "of" / "others").touch()
+    elif how == "a link":
+        path.unlink()
+        path.symlink_to(path.parent / "nothing")
+    elif how == "others may write it":
+        path.chmod(0o666)
+    elif how == "nobody may read it":
+        path.chmod(0)
+    else:
+        middle = len(content) // 2
+        changed = {
+            "empty": b"",
+            "a few bytes": content[:10],
+            "half": content[:middle],
+            "without its end": content[:-1],
+            "text": b"text\n" * 1000,
+            "one other bit": content[:middle] + bytes([content[middle] ^ 1]) + content[middle + 1 :],
+            "other headers": content[:40] + b"\xff" * 200 + content[240:],
+            "a changed end": content[:-2] + b"no",
+        }
+        path.write_bytes(changed[how])
+
+
+DAMAGES = (
+    *("empty", "a few bytes", "half", "without its end", "text", "one other bit", "other headers", "a changed end"),
+    *("a folder", "a link", "others may write it", "nobody may read it"),
+)
+
+
+@pytest.mark.parametrize("how", ["half", *(pytest.param(how, marks=pytest.mark.slow) for how in DAMAGES if how != "half")])
+def test_a_damaged_kernel_is_made_again(variables: dict[str, str], tmp_path: Path, how: str) -> None:
+    """Also one whose lock was damaged, and the table of a program's variables, which is a file of the cache too."""
+    program = """
+import ctypes
+from ctypes import byref, c_size_t, c_void_p
+from tests.simulation.extensions.damaged_images import KERNEL, Loader
+driver, module, function = Loader().driver, c_void_p(), c_void_p()
+assert driver.cuModuleLoadData(byref(module), KERNEL.encode()) == 0
+assert driver.cuModuleGetFunction(byref(function), module, b"count") == 0
+out, value = c_void_p(), ctypes.c_int()
+assert driver.cuMemAlloc_v2(byref(out), c_size_t(4)) == 0
+parameters = (c_void_p * 1)(ctypes.addressof(out))
+print(driver.cuLaunchKernel(function, 1, 1, 1, 1, 1, 1, 0, None, parameters, None), end=" ")
+assert driver.cuMemcpyDtoH_v2(byref(value), out, c_size_t(4)) == 0
+print(value.value)
+"""
+    environment = {**simulated_environment(gpus=1), **variables}
+    done = python(program, environment)
+    assert done.stdout == "0 42\n", done.stderr
+    kernels = sorted((tmp_path / "cache").glob("*.so"))
+    assert len(kernels) == 2
+    for kernel in kernels:
+        damage(kernel, how)
+        if how == "empty":
+            kernel.unlink()
+            kernel.with_suffix(".lock").mkdir()
+    done = python(program, environment)
+    assert (done.stdout, done.stderr) == ("0 42\n", "")
+    assert sorted((tmp_path / "cache").iterdir()) == kernels
+    done = python(program, environment)
+    assert (done.stdout, done.stderr) == ("0 42\n", "")
+    assert calls(tmp_path) == (2 if how == "nobody may read it" and os.geteuid() == 0 else 4)
+
+
 def test_the_kernels_that_were_used_longest_ago_go(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compiler, "CACHE_SIZE", 3000)
     now = time.time()

@@ -4,6 +4,7 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <ftw.h>
 #include <libgen.h>
 #include <limits.h>
 #include <signal.h>
@@ -199,6 +200,19 @@ static char *run_translator(const struct program *program, const char *kernel, c
     return strdup(reason);
 }
 
+/* Whatever lies in the place of a kernel. Nothing else than a kernel does, so that a folder there is removed with what is in it. */
+static int remove_one(const char *path, const struct stat *status, int type, struct FTW *place)
+{
+    (void)status, (void)type, (void)place;
+    return remove(path);
+}
+
+static void remove_damaged(const char *path)
+{
+    if (unlink(path) != 0)
+        nftw(path, remove_one, 8, FTW_DEPTH | FTW_PHYS);
+}
+
 /* Returns false if the process or the host has no file or memory for it now. */
 static bool can_open(const char *path)
 {
@@ -207,6 +221,31 @@ static bool can_open(const char *path)
         return errno != EMFILE && errno != ENFILE && errno != ENOMEM;
     close(file);
     return true;
+}
+
+/* Whether a file is what the translator has written: its last eight bytes are "SIMK" and the CRC-32 of those before, as
+ * _ptx/compiler.py says. The loader may crash on a damaged one. */
+static bool is_whole(const char *path)
+{
+    struct stat status;
+    uint32_t sum = ~0u, table[256];
+    for (uint32_t i = 0; i < 256; i++) {
+        table[i] = i;
+        for (int bit = 0; bit < 8; bit++)
+            table[i] = table[i] >> 1 ^ (table[i] & 1 ? 0xedb88320 : 0);
+    }
+    int file = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW | O_NONBLOCK);
+    const bool is_file = file >= 0 && fstat(file, &status) == 0 && S_ISREG(status.st_mode) && status.st_size > 8;
+    const size_t size = is_file ? (size_t)status.st_size - 8 : 0;
+    unsigned char *data = size ? malloc(size + 8) : NULL;
+    bool is_right = data && read(file, data, size + 8) == (ssize_t)size + 8 && memcmp(data + size, "SIMK", 4) == 0;
+    for (size_t i = 0; i < size && is_right; i++)
+        sum = sum >> 8 ^ table[(sum ^ data[i]) & 0xff];
+    is_right = is_right && memcmp(data + size + 4, &(uint32_t){~sum}, 4) == 0;
+    free(data);
+    if (file >= 0)
+        close(file);
+    return is_right;
 }
 
 void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final)
@@ -218,21 +257,22 @@ void *load_translation(const struct program *program, const char *kernel, char *
         *problem = strdup(reason);
         return NULL;
     }
-    void *library = NULL;
-    const char *error = NULL;
-    for (int attempts = 2; !library && attempts > 0; attempts--) { /* another process may remove it from a full cache */
-        if (access(path, F_OK) != 0 && (*problem = run_translator(program, kernel, path, is_final)))
+    /* Another process may remove it from a full cache. What is damaged, or what others may write, is made again. */
+    for (int attempts = 3; attempts > 0; attempts--) {
+        struct stat status;
+        if (lstat(path, &status) != 0 && (*problem = run_translator(program, kernel, path, is_final)))
             return NULL;
         *is_final = true;
         utimensat(AT_FDCWD, path, NULL, 0); /* the kernels that were used longest ago are removed first */
-        if (is_safe(path, false))
-            error = (library = dlopen(path, RTLD_NOW | RTLD_LOCAL)) ? NULL : dlerror();
-        else
-            error = "others may write its file in the directory for compiled kernels";
+        void *library = is_safe(path, false) && is_whole(path) ? dlopen(path, RTLD_NOW | RTLD_LOCAL) : NULL;
+        if (library)
+            return library;
+        if (!can_open(path)) {
+            *is_final = false;
+            break;
+        }
+        remove_damaged(path);
     }
-    if (!library) {
-        *problem = strdup(error ? error : "its file cannot be loaded");
-        *is_final = can_open(path); /* the loader does not say it in a number */
-    }
-    return library;
+    *problem = strdup("its file in the directory for compiled kernels cannot be loaded");
+    return NULL;
 }

@@ -56,6 +56,7 @@ __all__ = [
 
 _FLAGS = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
+    *("-include", "common/locks.h"),
     *("-Wl,-Bsymbolic", "-Wl,-z,defs", "-Wl,--as-needed"),
 )
 _PLACEHOLDER = "@CUDART@"

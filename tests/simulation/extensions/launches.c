@@ -8,6 +8,7 @@
 #include <signal.h>
 #include <spawn.h>
 #include <stdbool.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -63,7 +64,8 @@ void __cudaRegisterVar(void **image, char *variable, const char *device_name, co
 void __cudaRegisterFunction(void **image, const void *function, const char *device_name, const char *name, int limit,
                             void *thread, void *block, void *block_size, void *grid_size, int *warp_size);
 int cudaFree(void *memory), cudaGetDeviceCount(int *count), cudaSetDevice(int device), cudaDeviceSynchronize(void);
-int cudaGetLastError(void);
+int cudaGetLastError(void), cudaMalloc(void **memory, size_t size), cudaMallocAsync(void **memory, size_t size, void *stream);
+int cudaGraphCreate(void **graph, unsigned flags);
 int cudaHostAlloc(void **memory, size_t size, unsigned flags);
 int cudaGetSymbolAddress(void **address, const void *symbol);
 int cudaMemcpyFromSymbol(void *target, const void *symbol, size_t size, size_t offset, int direction);
@@ -303,9 +305,9 @@ int pthread_join(pthread_t thread, void **result)
     return error;
 }
 
-int pthread_kill(pthread_t thread, int number)
+int pthread_sigqueue(pthread_t thread, int number, const union sigval value)
 {
-    ORIGINAL(pthread_kill);
+    ORIGINAL(pthread_sigqueue);
     struct timespec end;
     if (flag && !pthread_equal(thread, main_thread)) {
         signaled = thread;
@@ -314,7 +316,7 @@ int pthread_kill(pthread_t thread, int number)
         end.tv_sec++;
         CHECK(sem_timedwait(&joined, &end) != 0); /* it must not end before */
     }
-    return original(thread, number);
+    return original(thread, number, value);
 }
 
 static void end_thread_beside_watchdog(void)
@@ -330,6 +332,120 @@ static void end_thread_beside_watchdog(void)
     CHECK(cudaDeviceSynchronize() != 0 && *flag == 1);
 }
 
+/* Threads are cancelled in calls. */
+
+static void *memory_of_thread;
+
+static void *call_while_cancelled(void *number)
+{
+    void *address = NULL, *stream = NULL;
+    pthread_setcancelstate(PTHREAD_CANCEL_DISABLE, NULL);
+    CHECK(cudaMalloc(&memory_of_thread, 1 << 20) == 0);
+    pthread_cancel(pthread_self());
+    pthread_setcancelstate(PTHREAD_CANCEL_ENABLE, NULL);
+    switch ((intptr_t)number) {
+    case 0:
+        cudaFree(memory_of_thread);
+        break;
+    case 1:
+        cudaMalloc(&address, 1 << 20);
+        break;
+    case 2:
+        cudaHostAlloc(&address, 1 << 20, 0);
+        break;
+    case 3:
+        cudaGetSymbolAddress(&address, &counter); /* translates */
+        break;
+    case 4:
+        launch(&count);
+        break;
+    case 5:
+        cudaStreamCreate(&stream);
+        break;
+    case 6:
+        cudaMallocAsync(&address, 1 << 20, NULL);
+        break;
+    case 7:
+        cudaGraphCreate(&address, 0); /* says that it is not simulated */
+        break;
+    case 8:
+        cudaSetDevice(1); /* makes a context */
+        break;
+    }
+    return NULL;
+}
+
+static void cancel_threads(void)
+{
+    enum { CALLS = 9 };
+    void *stream, *address;
+    pthread_t thread;
+    CHECK(cudaFree(NULL) == 0);
+    for (intptr_t i = 0; i < CALLS; i++) {
+        pthread_create(&thread, NULL, call_while_cancelled, (void *)i);
+        pthread_join(thread, NULL);
+        CHECK(cudaMalloc(&address, 1 << 20) == 0 && cudaFree(address) == 0);
+        CHECK(cudaMallocAsync(&address, 1 << 20, NULL) == 0 && cudaFree(address) == 0);
+        CHECK(cudaStreamCreate(&stream) == 0 && cudaSetDevice(1) == 0 && cudaSetDevice(0) == 0);
+        CHECK(launch(&count) == 0 && cudaDeviceSynchronize() == 0 && read_counter() > 41);
+    }
+}
+
+/* Signals that others send while a kernel runs. */
+
+static volatile sig_atomic_t caught;
+
+static void catch(int number)
+{
+    caught += number;
+}
+
+static void *send_signals(void *numbers)
+{
+    usleep(300000);
+    for (const int *number = numbers; *number; number++) {
+        kill(getpid(), *number);
+        raise(*number);
+    }
+    usleep(100000);
+    *flag = 1;
+    return NULL;
+}
+
+static void run_beside_signals(int *numbers)
+{
+    void *memory, *values[] = {&memory};
+    pthread_t thread;
+    CHECK(cudaHostAlloc(&memory, sizeof(int), 0) == 0);
+    flag = memory;
+    *flag = 0;
+    main_thread = pthread_self();
+    signaled = main_thread;
+    pthread_create(&thread, NULL, send_signals, numbers);
+    CHECK(cudaLaunchKernel(&fail, (struct dim3){1, 1, 1}, (struct dim3){1, 1, 1}, values, 0, NULL) == 0);
+    CHECK(cudaDeviceSynchronize() == 0);
+    pthread_join(thread, NULL);
+}
+
+static void catch_signals(void)
+{
+    static int numbers[] = {SIGSEGV, SIGFPE, SIGBUS, 0};
+    for (int *number = numbers; *number; number++)
+        signal(*number, catch);
+    run_beside_signals(numbers);
+    CHECK(caught == 2 * (SIGSEGV + SIGFPE + SIGBUS));
+    for (int *number = numbers; *number; number++)
+        signal(*number, SIG_IGN);
+    run_beside_signals(numbers);
+    CHECK(caught == 2 * (SIGSEGV + SIGFPE + SIGBUS));
+}
+
+static void end_by_signal(void)
+{
+    static int numbers[] = {SIGSEGV, 0};
+    run_beside_signals(numbers);
+}
+
 static const struct {
     const char *name;
     void (*function)(void);
@@ -343,6 +459,9 @@ static const struct {
     {"a variable without files", use_variable_without_files},
     {"a launch without memory", launch_without_memory},
     {"the end of a thread", end_thread_beside_watchdog},
+    {"cancelled threads", cancel_threads},
+    {"signals", catch_signals},
+    {"a fatal signal", end_by_signal},
 };
 
 int main(int length, char **values)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 from pathlib import Path
 
@@ -44,6 +45,8 @@ def test_the_constructor_of_a_library_calls_cuda(program: Path, tmp_path: Path, 
         "a variable without files",
         "a launch without memory",
         pytest.param("the end of a thread", marks=pytest.mark.slow),
+        "cancelled threads",
+        "signals",
     ],
 )
 def test_a_program(program: Path, name: str) -> None:
@@ -54,3 +57,9 @@ def test_a_program(program: Path, name: str) -> None:
 def test_a_process_is_forked_while_the_translator_starts(program: Path, tmp_path: Path) -> None:
     (tmp_path / "cache").mkdir(mode=0o755)
     run(program, "a fork", variables={"ACCELERATOR_SIM_KERNEL_CACHE": str(tmp_path / "cache")})
+
+
+def test_a_signal_from_outside_ends_a_process_whose_kernel_runs(program: Path) -> None:
+    environment = simulated_environment(gpus=2)
+    done = subprocess.run([program, "a fatal signal"], env=environment, capture_output=True, text=True, timeout=200)
+    assert (done.returncode, done.stderr) == (-signal.SIGSEGV, "")

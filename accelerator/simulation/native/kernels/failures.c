@@ -76,7 +76,7 @@ void end_uninterrupted(struct worker *worker)
         escape(worker);
 }
 
-/* Signals of the processor. They are the program's again when no kernel runs. */
+/* Signals of the processor. They are the program's again when no kernel runs, and always if somebody has sent them. */
 enum { SIGNALS = 3 };
 static const int numbers[SIGNALS] = {SIGSEGV, SIGBUS, SIGFPE};
 static struct sigaction previous[SIGNALS];
@@ -86,48 +86,47 @@ static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
 static void hand_on(int number, siginfo_t *info, void *context)
 {
+    const bool is_sent = info->si_code <= 0;
+    /* A handler that was set while kernels ran, such as faulthandler's, restores this one and raises the signal. */
+    const bool is_raised = is_handing_on && is_sent;
     for (u32 i = 0; i < SIGNALS; i++) {
-        if (numbers[i] != number)
+        if (numbers[i] != number || (is_sent && previous[i].sa_handler == SIG_IGN))
             continue;
-        if (previous[i].sa_flags & SA_SIGINFO) {
+        if (!is_raised && previous[i].sa_flags & SA_SIGINFO) {
+            is_handing_on = true;
             previous[i].sa_sigaction(number, info, context);
-        } else if (previous[i].sa_handler != SIG_DFL && previous[i].sa_handler != SIG_IGN) {
+        } else if (!is_raised && previous[i].sa_handler != SIG_DFL && previous[i].sa_handler != SIG_IGN) {
+            is_handing_on = true;
             previous[i].sa_handler(number);
         } else {
             signal(number, SIG_DFL); /* the instruction runs again, and the signal ends the process */
+            if (is_sent)
+                raise(number);
         }
     }
+    is_handing_on = false;
 }
+
+static const char of_watchdog; /* its address comes with the watchdog's signals */
 
 static void on_signal(int number, siginfo_t *info, void *context)
 {
     struct running_worker *worker = current;
     int saved = errno;
-    bool is_watchdogs = number == SIGSEGV && info->si_code == SI_TKILL;
-    if (!worker) {
-        if (!is_watchdogs) {
-            is_handing_on = true;
-            hand_on(number, info, context);
-            is_handing_on = false;
-        } else if (is_handing_on) {
-            /* A handler that was set while kernels ran, such as faulthandler's, restores this one and raises the signal. */
-            signal(number, SIG_DFL);
-        }
-        errno = saved;
-        return;
-    }
-    if (worker->is_busy) {
-        worker->is_interrupted = true;
-        if (is_watchdogs)
-            return;
-    }
-    if (is_watchdogs) {
-        if (worker->run->stops)
+    if (info->si_code == SI_QUEUE && info->si_value.sival_ptr == &of_watchdog) {
+        if (worker && worker->is_busy)
+            worker->is_interrupted = true;
+        else if (worker && worker->run->stops)
             escape(&worker->worker);
-        return;
+    } else if (!worker || info->si_code <= 0) {
+        hand_on(number, info, context);
+    } else {
+        worker->is_interrupted |= worker->is_busy != 0;
+        fail_kernel(&worker->worker, number == SIGFPE ? KERNEL_FAILED : KERNEL_ILLEGAL_ADDRESS,
+                    "it gets the signal %s at the address %p",
+                    number == SIGSEGV ? "SIGSEGV" : number == SIGBUS ? "SIGBUS" : "SIGFPE", info->si_addr);
     }
-    fail_kernel(&worker->worker, number == SIGFPE ? KERNEL_FAILED : KERNEL_ILLEGAL_ADDRESS, "it gets the signal %s at the address %p",
-         number == SIGSEGV ? "SIGSEGV" : number == SIGBUS ? "SIGBUS" : "SIGFPE", info->si_addr);
+    errno = saved;
 }
 
 static bool is_own(const struct sigaction *action)
@@ -223,7 +222,7 @@ static void stop(struct run *run)
     run->stops = true;
     for (u32 i = 0; i < run->worker_count; i++)
         if (run->workers[i]->is_running)
-            pthread_kill(run->workers[i]->thread, SIGSEGV);
+            pthread_sigqueue(run->workers[i]->thread, SIGSEGV, (union sigval){.sival_ptr = (void *)&of_watchdog});
 }
 
 static void stop_late_runs(void)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import struct
 from typing import BinaryIO
@@ -12,6 +13,8 @@ __all__ = ["LZ4", "PLAIN", "ZSTD", "decompress", "read_texts"]
 
 _HEADER = struct.Struct("<QQII")  # size, size of the text, how it is compressed, 0
 PLAIN, LZ4, ZSTD = range(3)  # as in native/runtime/images.h
+_LARGEST_RATIOS = {LZ4: 255, ZSTD: 1 << 15}
+"""How many bytes of text one byte can be. A part that says it has more is damaged."""
 
 
 def read_texts(file: BinaryIO) -> list[str]:
@@ -19,7 +22,8 @@ def read_texts(file: BinaryIO) -> list[str]:
     texts: list[str] = []
     while header := file.read(_HEADER.size):
         size, text_size, compression, _ = _HEADER.unpack(header)
-        texts.append(decompress(file.read(size), text_size, compression).rstrip(b"\0").decode())
+        text = decompress(file.read(size), text_size, compression).rstrip(b"\0")
+        texts.append(text.decode(errors="replace"))  # in comments, ptxas takes any bytes
     return texts
 
 
@@ -36,11 +40,11 @@ def decompress(data: bytes, size: int, compression: int) -> bytes:
     """
     if compression == PLAIN:
         return data
-    try:
-        text = _decompress_lz4(data, size) if compression == LZ4 else _decompress_zstd(data, size)
-    except IndexError:
-        text = b""
-    if len(text) != size:
+    text = b""
+    if size <= _LARGEST_RATIOS[compression] * len(data):
+        with contextlib.suppress(IndexError):
+            text = _decompress_lz4(data, size) if compression == LZ4 else _decompress_zstd(data, size)
+    if len(text) != size or size == 0:
         raise Refused("the compressed PTX in the program is damaged")
     return text
 
@@ -73,6 +77,7 @@ def _decompress_lz4(data: bytes, size: int) -> bytes:
         if distance >= length:
             out += out[start : start + length]
         else:
+            length = min(length, size - len(out))
             repeated = out[start:] * (length // distance + 1)
             out += repeated[:length]
     return bytes(out[:size])
@@ -83,7 +88,11 @@ def _decompress_zstd(data: bytes, size: int) -> bytes:
         from compression import zstd  # type: ignore[import-not-found, unused-ignore]  # of Python 3.14
     except ImportError:
         return _decompress_zstd_natively(data, size)
-    return bytes(zstd.decompress(data))  # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+    try:
+        # pyright: ignore[reportUnknownMemberType, reportUnknownArgumentType]
+        return bytes(zstd.ZstdDecompressor().decompress(data, size))
+    except zstd.ZstdError:
+        return b""
 
 
 def _decompress_zstd_natively(data: bytes, size: int) -> bytes:

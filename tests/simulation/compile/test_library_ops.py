@@ -81,7 +81,8 @@ TORCH_LIBRARY_IMPL(NAMESPACE, CUDA, m) {
 
 PROGRAM = """
 import ctypes, sys, torch
-from tests.simulation.extensions.binaries import CODE, Binary, Entry
+from tests.simulation.extensions.binaries import Binary
+from tests.simulation.extensions.fat_binaries import CODE, Entry
 
 library, loaded_by = sys.argv[1:]
 if loaded_by == "load_library":

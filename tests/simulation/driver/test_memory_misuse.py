@@ -206,7 +206,7 @@ def test_ranges_that_overflow_the_address_space() -> None:
                  cuda("cudaMemcpy2DAsync", block, 16, data, 2**63, 16, 3, c_int(1), None)]
         report(codes)
     """
-    assert evaluate(program) == [[1, 1, 1, 0, 1, 1, 1, 1, 1, 1]]
+    assert evaluate(program) == [[1, 1, 1, 0, 1, 1, 1, 1, 12, 12]]
 
 
 def test_unmapped_host_memory_is_an_error() -> None:
@@ -363,8 +363,27 @@ cudaMemcpy: block, host, 16, c_int(-1) = 21 | freed, block, 16, c_int(3) = 1 | b
 cudaMemcpyAsync: NULL, block, 16, c_int(4), NULL = 1 | block, NULL, 16, c_int(1), NULL = 1
 cudaMemcpyAsync: block, host, 16, c_int(9), NULL = 21
 cudaMemcpyAsync: block, other, NEGATIVE, c_int(3), NULL = 1 | block, host, 16, c_int(1), not_a_handle = 400
-cudaMemcpy2DAsync: block, 16, NULL, 16, 16, 2, c_int(1), NULL = 1 | block, 8, host, 16, 16, 2, c_int(1), NULL = 1
-cudaMemcpy2DAsync: block, 16, host, 8, 16, 2, c_int(1), NULL = 1 | block, HUGE, host, HUGE, 16, 9, c_int(1), NULL = 1
+cudaMemcpy2DAsync: block, 16, NULL, 16, 16, 2, c_int(1), NULL = 1 | block, 8, host, 16, 16, 2, c_int(1), NULL = 12
+cudaMemcpy2DAsync: block, 16, host, 8, 16, 2, c_int(1), NULL = 12 | block, HUGE, host, HUGE, 16, 9, c_int(1), NULL = 12
+cudaMemcpy2D: NULL, 16, host, 16, 16, 2, c_int(1) = 1 | block, 8, host, 16, 16, 2, c_int(1) = 12
+cudaMemcpy2D: block, 16, host, 16, 16, 2, c_int(7) = 21 | block, 16, host, 16, 16, NEGATIVE, c_int(1) = 1
+cudaMemcpy2D: freed, 16, host, 16, 16, 2, c_int(1) = 1 | block, NEGATIVE, host, NEGATIVE, 16, 2, c_int(1) = 12
+cudaMallocPitch: NULL, out, 16, 16 = 1 | out, NULL, 16, 16 = 1 | out, attributes, HUGE, 16 = 1
+cudaMallocPitch: out, attributes, 16, NEGATIVE = 2
+cudaMalloc3D: NULL, 16, 16, 16 = 1
+cudaMemset2D: NULL, 16, c_int(0), 16, 2 = 1 | block, 8, c_int(0), 16, 2 = 1 | block, 16, c_int(0), 16, NEGATIVE = 1
+cudaMemset2D: freed, 16, c_int(0), 16, 2 = 1 | block, HUGE, c_int(0), 16, 2 = 1 | foreign, 16, c_int(0), 16, 2 = 1
+cudaMemset2DAsync: block, 16, c_int(0), 16, 2, not_a_handle = 400 | block, 8, c_int(0), 16, 2, NULL = 1
+cudaMemcpy3D: NULL = 1
+cudaMemcpy3DAsync: NULL, NULL = 1
+cudaMemcpy3DPeer: NULL = 1
+cudaMemcpyPeer: block, c_int(0), other, c_int(9), 16 = 101 | NULL, c_int(0), other, c_int(0), 16 = 1
+cudaMallocFromPoolAsync: out, 16, NULL, NULL = 1 | out, 16, host, NULL = 1
+cudaDeviceSetMemPool: c_int(0), host = 1 | c_int(9), host = 101
+cudaHostGetFlags: NULL, host = 1 | out, host = 1
+cudaStreamGetFlags: stream, NULL = 1 | not_a_handle, out = 400
+cudaDeviceSetCacheConfig: c_int(4) = 1 | c_int(-1) = 1
+cudaDeviceGetP2PAttribute: out, c_int(0), c_int(0), c_int(1) = 101 | NULL, c_int(2), c_int(0), c_int(0) = 1
 cudaMemcpy2DAsync: block, 16, host, 16, 16, NEGATIVE, c_int(1), NULL = 1 | block, 16, host, 16, 16, 2, c_int(7), NULL = 21
 cudaMemcpyPeerAsync: block, c_int(0), other, c_int(9), 16, NULL = 101 | block, c_int(-1), other, c_int(0), 16, NULL = 101
 cudaMemcpyPeerAsync: NULL, c_int(0), other, c_int(0), 16, NULL = 1 | block, c_int(0), freed, c_int(0), 16, NULL = 1

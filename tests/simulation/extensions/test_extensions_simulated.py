@@ -12,7 +12,8 @@ import pytest
 import torch
 
 from tests import support
-from tests.simulation.extensions.binaries import CODE, LZ4, ZSTD, Binary, Entry
+from tests.simulation.extensions.binaries import Binary
+from tests.simulation.extensions.fat_binaries import CODE, LZ4, ZSTD, Entry
 from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARIABLES, WRONG
 from tests.simulation.runtime.test_launches_simulated import Dim3
 

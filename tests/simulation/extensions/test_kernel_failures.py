@@ -22,7 +22,8 @@ pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("extensions"
 
 START = """
 import torch, ctypes, sys
-from tests.simulation.extensions.binaries import Binary, Entry
+from tests.simulation.extensions.binaries import Binary
+from tests.simulation.extensions.fat_binaries import Entry
 from tests.simulation.extensions.texts import *
 
 def outcome(name, launch):

@@ -959,7 +959,8 @@ def test_variables_of_programs_without_ptx_have_memory() -> None:
         """
         import ctypes
         import torch
-        from tests.simulation.extensions.binaries import CODE, Binary, Entry
+        from tests.simulation.extensions.binaries import Binary
+        from tests.simulation.extensions.fat_binaries import CODE, Entry
         torch.cuda.init()
         binary = Binary(Entry(90, kind=CODE))
         variable, runtime = binary.variable("table", 256), binary.runtime

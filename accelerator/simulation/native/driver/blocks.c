@@ -34,7 +34,7 @@ struct block *block_insert(enum sim_memory_type type, void *base, size_t size, i
         free(block);
         return NULL;
     }
-    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false};
+    block->memory = (struct sim_memory){type, base, size, device, ++last_id, NULL, false, 0};
     return block;
 }
 
@@ -42,6 +42,17 @@ void block_remove(struct block *block)
 {
     sorted_remove(&blocks, sorted_index(&blocks, (uintptr_t)block->memory.base));
     free(block);
+}
+
+struct block *block_of(int device)
+{
+    for (size_t i = 0; i < blocks.count; i++) {
+        struct block *block = blocks.items[i].value;
+        const bool is_shared = block->memory.type == SIM_MANAGED_MEMORY && device_count > 1;
+        if (block->memory.device == device && block->memory.type != SIM_MAPPED_MEMORY && !is_shared)
+            return block;
+    }
+    return NULL;
 }
 
 bool block_overlaps(const void *address, size_t size)

@@ -53,7 +53,11 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxRelease_v2(CUdevice device)
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flags)
 {
+    enum { SCHEDULES = 7, BLOCKING_SYNC = 4, ALL_FLAGS = 0xff };
     RETURN_IF_ERROR(enter_device(__func__, device));
+    const unsigned schedule = flags & SCHEDULES;
+    if (flags & ~ALL_FLAGS || (schedule & (schedule - 1)) || schedule > BLOCKING_SYNC)
+        return ERROR_INVALID_VALUE;
     devices[device].context_flags = flags;
     return SUCCESS;
 }
@@ -122,13 +126,14 @@ SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 
 /* Limits of what kernels may use. Kernels have those of the stack and of the heap; printf writes at once, and loses nothing. */
 enum { LIMITS = 8 };
-static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = {1024, 7340032, 8388608, 2, 2048, 128}};
+#define INITIAL_LIMITS {1024, 7340032, 8388608, 2, 2048, 128}
+static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] = INITIAL_LIMITS};
 
 SIM_EXPORT CUresult cuCtxSetLimit(unsigned limit, size_t value)
 {
     RETURN_IF_ERROR(enter_context(__func__));
     if (limit >= LIMITS)
-        return ERROR_INVALID_VALUE;
+        return ERROR_UNSUPPORTED_LIMIT;
     limits[current_context()->ordinal][limit] = value;
     return SUCCESS;
 }
@@ -137,7 +142,7 @@ SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
 {
     RETURN_IF_ERROR(enter_context(__func__));
     if (!value || limit >= LIMITS)
-        return ERROR_INVALID_VALUE;
+        return value ? ERROR_UNSUPPORTED_LIMIT : ERROR_INVALID_VALUE;
     *value = limits[current_context()->ordinal][limit];
     return SUCCESS;
 }
@@ -145,6 +150,22 @@ SIM_EXPORT CUresult cuCtxGetLimit(size_t *value, unsigned limit)
 size_t limit_of(int device, unsigned limit)
 {
     return limits[device][limit];
+}
+
+void end_context(int device)
+{
+    static const size_t initial[LIMITS] = INITIAL_LIMITS;
+    pthread_mutex_lock(&context_lock);
+    if (devices[device].context_users > 0)
+        sim_state_add_context(driver_state, devices[device].gpu, devices[device].instance, -1);
+    devices[device].context_users = 0;
+    devices[device].context_flags = 0;
+    devices[device].context_resets++;
+    for (int i = 0; i < LIMITS; i++)
+        limits[device][i] = initial[i];
+    pthread_mutex_unlock(&context_lock);
+    if (current_context() == &devices[device])
+        stack.depth--;
 }
 
 SIM_EXPORT CUresult cuCtxSynchronize(void)

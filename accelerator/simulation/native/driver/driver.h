@@ -51,6 +51,7 @@ static inline int device_gpu(int ordinal)
 /* context.c */
 struct sim_device *current_context(void);
 size_t limit_of(int device, unsigned limit);
+void end_context(int device); /* of all threads */
 
 static inline CUresult driver_enter(const char *function, int gpu)
 {
@@ -110,6 +111,7 @@ void memory_unlock(void);
 struct block *block_find(const void *address);
 struct block *block_insert(enum sim_memory_type type, void *base, size_t size, int device);
 void block_remove(struct block *block);
+struct block *block_of(int device); /* any that its context owns, and no other GPU uses; or NULL */
 bool block_overlaps(const void *address, size_t size); /* whether a block lies in the range, maybe in part */
 
 int find_memory(const void *address, struct sim_memory *memory);
@@ -134,6 +136,7 @@ int is_valid_range(const void *address, size_t size);
 
 /* memory.c */
 int free_idle(void *address);
+void free_blocks_of(int device); /* all that its context owns */
 
 /* zero.c. Exported for the kernel overrides in Python. */
 void accelerator_simulation_zero(void *address, size_t size);
@@ -141,6 +144,10 @@ void fill_new_memory(void *address, size_t size); /* with NaN if ACCELERATOR_SIM
 
 /* module.c. The caller frees the content, which ends with a NUL that does not count. */
 CUresult read_file(const char *path, char **content, size_t *length);
+extern struct sim_handles module_handles;
+/* The options of what compiles PTX: their number, names and values. */
+CUresult check_jit_options(unsigned count, const int *options, void *const *values);
+void write_jit_logs(unsigned count, const int *options, void **values, const char *errors);
 
 /* find_runtime.c */
 void use_runtime(const struct sim_runtime *used);
@@ -174,12 +181,14 @@ static inline CUresult unless_failed(void)
     return pending_refusal != 0 ? ERROR_NOT_SUPPORTED : unless_broken();
 }
 
-/* virtual_memory.c. Whether the range overlaps one that cuMemAddressReserve returned. The caller holds the lock. */
+/* virtual_memory.c. Whether the range overlaps one that cuMemAddressReserve returned, or an arena. The caller holds the lock. */
 bool is_reserved(const void *address, size_t size);
 
-/* heap.c. The caller of the first two holds the memory lock. */
-void *heap_map(int device, size_t size, struct heap_part *part); /* NULL without memory */
-void heap_unmap(int device, void *base, size_t size, const struct heap_part *part);
+/* heap.c. The caller of the first three holds the memory lock. Heaps have the numbers of their devices; the host's is the last. */
+enum { HOST_HEAP = SIM_MAX_GPUS };
+void *heap_map(int number, size_t size, struct heap_part *part); /* NULL without memory */
+void heap_unmap(int number, void *base, size_t size, const struct heap_part *part);
+bool is_in_arena(const void *address, size_t size);
 int export_memory(const void *address, struct sim_ipc_handle *handle);
 int import_memory(const struct sim_ipc_handle *handle, void **address);
 int close_imported(void *address);

@@ -11,16 +11,24 @@ static const char *const type_names[] = {"machine code", "PTX", "a fat binary", 
 struct linked {
     char *text; /* of all inputs, or NULL */
     size_t size;
+    unsigned option_count;
+    int *options; /* with the values, which the program keeps as long as the linker */
+    void **values;
 };
 
 SIM_EXPORT CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, struct linked **linked)
 {
-    (void)count, (void)options, (void)values;
     RETURN_IF_ERROR(enter_context(__func__));
     if (!linked)
         return ERROR_INVALID_VALUE;
-    *linked = calloc(1, sizeof **linked);
-    return *linked ? SUCCESS : ERROR_OUT_OF_MEMORY;
+    RETURN_IF_ERROR(check_jit_options(count, options, values));
+    struct linked *made = calloc(1, sizeof *made + count * sizeof *options);
+    if (!made)
+        return ERROR_OUT_OF_MEMORY;
+    *made = (struct linked){.option_count = count, .options = (int *)(made + 1), .values = values};
+    memcpy(made->options, options, count * sizeof *options);
+    *linked = made;
+    return SUCCESS;
 }
 
 static CUresult add(struct linked *linked, unsigned type, const char *data, size_t size, const char *name)
@@ -31,7 +39,12 @@ static CUresult add(struct linked *linked, unsigned type, const char *data, size
                 type < sizeof type_names / sizeof *type_names ? type_names[type] : "of an unknown type");
         return ERROR_NOT_SUPPORTED;
     }
+    const struct sim_runtime *functions = find_runtime();
+    char log[SIM_MAX_REFUSAL_LENGTH] = "";
     size = strnlen(data, size);
+    const CUresult wrong = functions ? functions->check_ptx(data, size, log, sizeof log) : ERROR_NOT_SUPPORTED;
+    write_jit_logs(linked->option_count, linked->options, linked->values, log);
+    RETURN_IF_ERROR(wrong);
     char *text = realloc(linked->text, linked->size + sizeof separator + size);
     if (!text)
         return ERROR_OUT_OF_MEMORY;

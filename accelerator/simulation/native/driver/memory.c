@@ -8,19 +8,9 @@
 
 #include "api.h"
 
-static void *map_anonymous(size_t size)
+static int heap_of(enum sim_memory_type type, int device)
 {
-    void *base = mmap(NULL, size, PROT_READ | PROT_WRITE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    return base == MAP_FAILED ? NULL : base;
-}
-
-static void unmap_memory(const struct block *block)
-{
-    size_t size = round_to_pages(block->memory.size);
-    if (block->memory.type == SIM_DEVICE_MEMORY)
-        heap_unmap(block->memory.device, block->memory.base, size, &block->part);
-    else
-        munmap(block->memory.base, size);
+    return type == SIM_DEVICE_MEMORY ? device : HOST_HEAP;
 }
 
 /* Maps memory and records it. The caller holds the lock. */
@@ -28,27 +18,29 @@ static struct block *map_memory(enum sim_memory_type type, size_t size, int devi
 {
     struct heap_part part = {0};
     size_t mapped = round_to_pages(size);
-    void *base = type == SIM_DEVICE_MEMORY ? heap_map(device, mapped, &part) : map_anonymous(mapped);
+    void *base = heap_map(heap_of(type, device), mapped, &part);
     struct block *block = base ? block_insert(type, base, size, device) : NULL;
     if (block) {
         block->part = part;
         block->charged = mapped;
     } else if (base) {
-        unmap_memory(&(struct block){.memory = {.type = type, .base = base, .size = size, .device = device}, .part = part});
+        heap_unmap(heap_of(type, device), base, mapped, &part);
     }
     return block;
 }
 
 /* Charges pinned memory to the host and other memory to the current device. */
-static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
+static CUresult allocate(enum sim_memory_type type, size_t size, unsigned flags, void **address)
 {
     int device = current_context()->ordinal;
     if (!charge(type, device, round_to_pages(size)))
         return ERROR_OUT_OF_MEMORY;
     memory_lock();
     struct block *block = map_memory(type, size, device);
-    if (block)
+    if (block) {
+        block->memory.flags = flags;
         *address = block->memory.base;
+    }
     memory_unlock();
     if (!block) {
         release(type, device, round_to_pages(size));
@@ -59,6 +51,20 @@ static CUresult allocate(enum sim_memory_type type, size_t size, void **address)
     return SUCCESS;
 }
 
+/* The caller holds the lock. */
+static void free_block(struct block *block)
+{
+    const struct sim_memory *memory = &block->memory;
+    const size_t size = round_to_pages(memory->size);
+    if (memory->type == SIM_IMPORTED_MEMORY)
+        munmap(memory->base, size);
+    else if (memory->type != SIM_REGISTERED_MEMORY)
+        heap_unmap(heap_of(memory->type, memory->device), memory->base, size, &block->part);
+    if (block->charged)
+        release(memory->type, memory->device, block->charged);
+    block_remove(block);
+}
+
 /* Frees the block that begins at the address, if it has one of the two types and is idle or in use as `is_idle` says. */
 static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_memory_type other_type, bool is_idle)
 {
@@ -66,13 +72,18 @@ static CUresult deallocate(void *address, enum sim_memory_type type, enum sim_me
     struct block *block = block_find(address);
     bool fits = block && block->memory.base == address && block->memory.is_idle == is_idle &&
                 (block->memory.type == type || block->memory.type == other_type);
-    if (fits) {
-        unmap_memory(block);
-        release(block->memory.type, block->memory.device, block->charged);
-        block_remove(block);
-    }
+    if (fits)
+        free_block(block);
     memory_unlock();
     return fits ? SUCCESS : ERROR_INVALID_VALUE;
+}
+
+void free_blocks_of(int device)
+{
+    memory_lock();
+    for (struct block *block; (block = block_of(device));)
+        free_block(block);
+    memory_unlock();
 }
 
 int free_idle(void *address)
@@ -87,7 +98,7 @@ SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
         return ERROR_INVALID_VALUE;
     if (size > largest_allocation(current_context()))
         return ERROR_OUT_OF_MEMORY; /* also keeps the rounding below from overflowing */
-    return allocate(SIM_DEVICE_MEMORY, size, (void **)address);
+    return allocate(SIM_DEVICE_MEMORY, size, 0, (void **)address);
 }
 
 SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigned flags)
@@ -98,7 +109,7 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
         return ERROR_INVALID_VALUE;
     if (size > largest_allocation(current_context()))
         return ERROR_OUT_OF_MEMORY;
-    return allocate(SIM_MANAGED_MEMORY, size, (void **)address);
+    return allocate(SIM_MANAGED_MEMORY, size, flags, (void **)address);
 }
 
 SIM_EXPORT CUresult cuMemFree_v2(CUdeviceptr address)
@@ -118,7 +129,7 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
         return ERROR_INVALID_VALUE;
     if (size > SIZE_MAX / 2)
         return ERROR_OUT_OF_MEMORY;
-    return allocate(SIM_PINNED_MEMORY, size, address);
+    return allocate(SIM_PINNED_MEMORY, size, flags, address);
 }
 
 SIM_EXPORT CUresult cuMemFreeHost(void *address)
@@ -135,9 +146,10 @@ SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned fl
         return ERROR_INVALID_VALUE;
     memory_lock();
     CUresult result = SUCCESS;
-    if (is_reserved(address, size) || !is_mapped_memory(address, size))
+    const bool is_taken = block_overlaps(address, size);
+    if ((is_reserved(address, size) && !(is_taken && is_in_arena(address, size))) || !is_mapped_memory(address, size))
         result = ERROR_INVALID_VALUE;
-    else if (block_overlaps(address, size))
+    else if (is_taken)
         result = ERROR_HOST_MEMORY_ALREADY_REGISTERED;
     else if (!block_insert(SIM_REGISTERED_MEMORY, address, size, current_context()->ordinal))
         result = ERROR_OUT_OF_MEMORY;

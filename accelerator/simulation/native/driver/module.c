@@ -1,29 +1,69 @@
 /* libcuda.so.1: modules, libraries and kernels. The runtime runs them, as it owns the streams. A library is a module, and its
  * kernels are the module's functions.
  *
- * Without computation (ACCELERATOR_SIM_COMPUTE is not 1), a launch succeeds and does nothing. */
+ * Without computation, a launch succeeds and does nothing. */
 #include "driver.h"
 
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Read once: other threads must not read the environment while the program writes it. */
-static bool is_compute_enabled(void)
+#include "common/fork.h"
+#include "interface/module_handles.h"
+
+struct sim_handles module_handles = {.lock = PTHREAD_MUTEX_INITIALIZER};
+
+static void renew_lock(void)
 {
-    static _Atomic int is_set = -1;
-    if (is_set < 0) {
-        const char *value = getenv(SETTING_COMPUTE);
-        is_set = value && strcmp(value, "1") == 0;
-    }
-    return is_set;
+    pthread_mutex_init(&module_handles.lock, NULL);
+}
+IN_FORKED_CHILD(renew_lock)
+
+enum { INFO_LOG = 3, INFO_LOG_SIZE = 4, ERROR_LOG = 5, ERROR_LOG_SIZE = 6, LAST_OPTION = 40 };
+
+CUresult check_jit_options(unsigned count, const int *options, void *const *values)
+{
+    if (count && (!options || !values))
+        return ERROR_INVALID_VALUE;
+    for (unsigned i = 0; i < count; i++)
+        if (options[i] < 0 || options[i] > LAST_OPTION)
+            return ERROR_INVALID_VALUE;
+    return SUCCESS;
 }
 
-static CUresult load(const char *function, void **module, const void *image)
+/* Fills the logs that the options name, and says in the sizes how much of them is filled. */
+void write_jit_logs(unsigned count, const int *options, void **values, const char *errors)
+{
+    for (int log = INFO_LOG; log <= ERROR_LOG; log += ERROR_LOG - INFO_LOG) {
+        char *buffer = NULL;
+        void **size = NULL;
+        for (unsigned i = 0; i < count; i++) {
+            if (options[i] == log)
+                buffer = values[i];
+            if (options[i] == log + 1)
+                size = &values[i];
+        }
+        const char *text = log == ERROR_LOG ? errors : "";
+        const size_t capacity = size ? (unsigned)(uintptr_t)*size : 0, length = strlen(text);
+        if (buffer && capacity)
+            snprintf(buffer, capacity, "%s", text);
+        if (size)
+            *size = (void *)(buffer && capacity ? length < capacity ? length : capacity - 1 : 0);
+    }
+}
+
+static CUresult load(const char *function, void **module, const void *image, size_t limit, unsigned count, const int *options,
+                     void **values)
 {
     const struct sim_runtime *functions;
+    char log[SIM_MAX_REFUSAL_LENGTH] = "";
     RETURN_IF_ERROR(enter_runtime(function, &functions));
-    return module && image ? functions->load_module(image, module) : ERROR_INVALID_VALUE;
+    if (!module || !image)
+        return ERROR_INVALID_VALUE;
+    RETURN_IF_ERROR(check_jit_options(count, options, values));
+    const CUresult result = functions->load_module(image, limit, log, sizeof log, module);
+    write_jit_logs(count, options, values, log);
+    return result;
 }
 
 CUresult read_file(const char *path, char **content, size_t *length)
@@ -51,7 +91,7 @@ CUresult read_file(const char *path, char **content, size_t *length)
     return SUCCESS;
 }
 
-static CUresult load_file(const char *function, void **module, const char *path)
+static CUresult load_file(const char *function, void **module, const char *path, unsigned count, const int *options, void **values)
 {
     char *data;
     size_t size;
@@ -59,30 +99,29 @@ static CUresult load_file(const char *function, void **module, const char *path)
     if (!module || !path)
         return ERROR_INVALID_VALUE;
     RETURN_IF_ERROR(read_file(path, &data, &size));
-    const CUresult result = size > 16 ? load(function, module, data) : ERROR_INVALID_IMAGE;
+    const CUresult result = load(function, module, data, size + 1, count, options, values);
     free(data);
     return result;
 }
 
 SIM_EXPORT CUresult cuModuleLoad(void **module, const char *path)
 {
-    return load_file(__func__, module, path);
+    return load_file(__func__, module, path, 0, NULL, NULL);
 }
 
 SIM_EXPORT CUresult cuModuleLoadData(void **module, const void *image)
 {
-    return load(__func__, module, image);
+    return load(__func__, module, image, SIZE_MAX, 0, NULL, NULL);
 }
 
 SIM_EXPORT CUresult cuModuleLoadDataEx(void **module, const void *image, unsigned count, int *options, void **values)
 {
-    (void)count, (void)options, (void)values;
-    return load(__func__, module, image);
+    return load(__func__, module, image, SIZE_MAX, count, options, values);
 }
 
 SIM_EXPORT CUresult cuModuleLoadFatBinary(void **module, const void *image)
 {
-    return load(__func__, module, image);
+    return load(__func__, module, image, SIZE_MAX, 0, NULL, NULL);
 }
 
 SIM_EXPORT CUresult cuModuleUnload(void *module)
@@ -130,15 +169,15 @@ SIM_EXPORT CUresult cuModuleGetGlobal_v2(CUdeviceptr *address, size_t *size, voi
 SIM_EXPORT CUresult cuLibraryLoadData(void **library, const void *image, int *options, void **values, unsigned count,
                                       int *library_options, void **library_values, unsigned library_count)
 {
-    (void)options, (void)values, (void)count, (void)library_options, (void)library_values, (void)library_count;
-    return load(__func__, library, image);
+    (void)library_options, (void)library_values, (void)library_count;
+    return load(__func__, library, image, SIZE_MAX, count, options, values);
 }
 
 SIM_EXPORT CUresult cuLibraryLoadFromFile(void **library, const char *path, int *options, void **values, unsigned count,
                                           int *library_options, void **library_values, unsigned library_count)
 {
-    (void)options, (void)values, (void)count, (void)library_options, (void)library_values, (void)library_count;
-    return load_file(__func__, library, path);
+    (void)library_options, (void)library_values, (void)library_count;
+    return load_file(__func__, library, path, count, options, values);
 }
 
 SIM_EXPORT CUresult cuLibraryUnload(void *library)
@@ -154,9 +193,10 @@ SIM_EXPORT CUresult cuLibraryGetKernel(void **kernel, void *library, const char 
 
 SIM_EXPORT CUresult cuLibraryGetModule(void **module, void *library)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    if (!module || !library)
-        return ERROR_INVALID_VALUE;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    if (!module || !functions->is_module(library))
+        return module ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE;
     *module = library;
     return SUCCESS;
 }
@@ -168,9 +208,10 @@ SIM_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, void 
 
 SIM_EXPORT CUresult cuKernelGetFunction(void **function, void *kernel)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    if (!function || !kernel)
-        return ERROR_INVALID_VALUE;
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    if (!function || !functions->is_function(kernel))
+        return function ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE;
     *function = kernel;
     return SUCCESS;
 }
@@ -179,7 +220,7 @@ SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function
 {
     const struct sim_runtime *functions;
     RETURN_IF_ERROR(enter_runtime(__func__, &functions));
-    return value && function ? functions->function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
+    return value ? functions->function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
 }
 
 SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel, CUdevice device)
@@ -192,7 +233,7 @@ SIM_EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
 {
     const struct sim_runtime *functions;
     RETURN_IF_ERROR(enter_runtime(__func__, &functions));
-    return function ? functions->set_function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
+    return functions->set_function_attribute(function, attribute, value);
 }
 
 SIM_EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *kernel, CUdevice device)
@@ -203,9 +244,12 @@ SIM_EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *kernel,
 
 SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
 {
-    RETURN_IF_ERROR(enter_context(__func__));
-    (void)config;
-    return function ? SUCCESS : ERROR_INVALID_VALUE;
+    enum { PREFER_EQUAL = 3 };
+    const struct sim_runtime *functions;
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    if (config < 0 || config > PREFER_EQUAL)
+        return ERROR_INVALID_VALUE;
+    return functions->is_function(function) ? SUCCESS : ERROR_INVALID_HANDLE;
 }
 
 /* The parameters as one buffer, if `extra` has it. Its data is NULL otherwise. */
@@ -225,16 +269,14 @@ static struct sim_parameter_buffer buffer_in(void **extra)
 static CUresult launch(void *function, const struct sim_launch *launched, CUstream stream, void **parameters, void **extra)
 {
     const struct sim_runtime *functions = find_runtime();
-    const uint32_t *grid = launched->grid, *block = launched->block;
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     if (faults_are_used())
         faults_at(CLOCK_LAUNCHES, current_context()->gpu);
     if (!functions)
         return ERROR_NOT_SUPPORTED;
-    if (!function || grid[0] == 0 || grid[1] == 0 || grid[2] == 0 || threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK)
+    if (!functions->is_function(function))
+        return ERROR_INVALID_HANDLE;
+    if (!is_valid_shape(launched) || (parameters && extra))
         return ERROR_INVALID_VALUE;
-    if (!is_compute_enabled())
-        return SUCCESS;
     const struct sim_parameter_buffer buffer = buffer_in(extra);
     return functions->launch_function(function, launched, stream, parameters, buffer.data ? &buffer : NULL);
 }
@@ -284,8 +326,10 @@ SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configur
 SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!clusters || !function || !launch)
+    if (!clusters || !launch)
         return ERROR_INVALID_VALUE;
+    if (!find_runtime() || !find_runtime()->is_function(function))
+        return ERROR_INVALID_HANDLE;
     *clusters = current_context()->processors;
     return SUCCESS;
 }
@@ -295,7 +339,7 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, voi
 {
     const struct sim_runtime *functions;
     RETURN_IF_ERROR(enter_runtime(__func__, &functions));
-    if (!blocks || !function || block_size <= 0)
+    if (!blocks || block_size <= 0)
         return ERROR_INVALID_VALUE;
     return functions->function_occupancy(function, block_size, shared_memory, blocks);
 }

@@ -2,6 +2,7 @@
 #include "driver.h"
 
 #include "api.h"
+#include "interface/module_handles.h"
 
 static int has_injections(void)
 {
@@ -22,7 +23,11 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .cuDeviceGetCount = cuDeviceGetCount,
         .cuDeviceGetAttribute = cuDeviceGetAttribute,
         .cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain,
+        .cuDevicePrimaryCtxReset = cuDevicePrimaryCtxReset_v2,
+        .cuDevicePrimaryCtxSetFlags = cuDevicePrimaryCtxSetFlags_v2,
         .cuCtxSetCurrent = cuCtxSetCurrent,
+        .cuCtxSetLimit = cuCtxSetLimit,
+        .cuCtxGetLimit = cuCtxGetLimit,
         .cuMemAlloc = cuMemAlloc_v2,
         .cuMemAllocManaged = cuMemAllocManaged,
         .cuMemFree = cuMemFree_v2,
@@ -32,6 +37,7 @@ SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
         .cuMemHostUnregister = cuMemHostUnregister,
         .cuMemGetInfo = cuMemGetInfo_v2,
         .cuGetProcAddress = cuGetProcAddress_v2,
+        .handles = &module_handles,
         .devices = devices,
         .current = current_context,
         .find_memory = find_memory,

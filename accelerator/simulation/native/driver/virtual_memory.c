@@ -88,7 +88,7 @@ static struct sorted_item *find_reservation(CUdeviceptr address, size_t size)
 bool is_reserved(const void *address, size_t size)
 {
     struct sorted_item *item = sorted_at_or_below(&reservations, (uintptr_t)address + (size > 0 ? size - 1 : 0));
-    return item && item->key + (size_t)item->value > (uintptr_t)address;
+    return (item && item->key + (size_t)item->value > (uintptr_t)address) || is_in_arena(address, size);
 }
 
 SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const struct properties *properties, int option)

@@ -12,6 +12,7 @@
     X(NOT_INITIALIZED, 3, cudaErrorInitializationError, "initialization error")                                        \
     X(DEINITIALIZED, 4, cudaErrorCudartUnloading, "driver shutting down")                                              \
     R(INVALID_CONFIGURATION, 9, cudaErrorInvalidConfiguration, "invalid configuration argument")                       \
+    R(INVALID_PITCH_VALUE, 12, cudaErrorInvalidPitchValue, "invalid pitch argument")                                   \
     R(INVALID_SYMBOL, 13, cudaErrorInvalidSymbol, "invalid device symbol")                                             \
     R(INVALID_MEMCPY_DIRECTION, 21, cudaErrorInvalidMemcpyDirection, "invalid copy direction for memcpy")              \
     X(STUB_LIBRARY, 34, cudaErrorStubLibrary, "CUDA driver is a stub library")                                         \
@@ -25,9 +26,13 @@
     X(INVALID_IMAGE, 200, cudaErrorInvalidKernelImage, "device kernel image is invalid")                               \
     X(INVALID_CONTEXT, 201, cudaErrorDeviceUninitialized, "invalid device context")                                    \
     X(MAP_FAILED, 205, cudaErrorMapBufferObjectFailed, "mapping of buffer object failed")                              \
+    X(NO_BINARY_FOR_GPU, 209, cudaErrorNoKernelImageForDevice,                                                         \
+      "no kernel image is available for execution on the device")                                                      \
     X(ECC_UNCORRECTABLE, 214, cudaErrorECCUncorrectable, "uncorrectable ECC error encountered")                        \
     X(PEER_ACCESS_UNSUPPORTED, 217, cudaErrorPeerAccessUnsupported,                                                    \
       "peer access is not supported between these two devices")                                                        \
+    X(UNSUPPORTED_LIMIT, 215, cudaErrorUnsupportedLimit, "limit is not supported on this architecture")                \
+    X(INVALID_PTX, 218, cudaErrorInvalidPtx, "a PTX JIT compilation failed")                                           \
     X(NVLINK_UNCORRECTABLE, 220, cudaErrorNvlinkUncorrectable, "uncorrectable NVLink error detected during the execution") \
     X(FILE_NOT_FOUND, 301, cudaErrorFileNotFound, "file not found")                                                    \
     X(OPERATING_SYSTEM, 304, cudaErrorOperatingSystem, "OS call failed or operation not supported on this OS")         \
@@ -39,6 +44,7 @@
     X(LAUNCH_OUT_OF_RESOURCES, 701, cudaErrorLaunchOutOfResources, "too many resources requested for launch")          \
     X(LAUNCH_TIMEOUT, 702, cudaErrorLaunchTimeout, "the launch timed out and was terminated")                          \
     X(PEER_ACCESS_ALREADY_ENABLED, 704, cudaErrorPeerAccessAlreadyEnabled, "peer access is already enabled")           \
+    X(PEER_ACCESS_NOT_ENABLED, 705, cudaErrorPeerAccessNotEnabled, "peer access has not been enabled")                 \
     X(PRIMARY_CONTEXT_ACTIVE, 708, cudaErrorSetOnActiveProcess, "cannot set while device is active in this process")   \
     X(CONTEXT_IS_DESTROYED, 709, cudaErrorContextIsDestroyed, "context is destroyed")                                  \
     X(ASSERT, 710, cudaErrorAssert, "device-side assert triggered")                                                    \

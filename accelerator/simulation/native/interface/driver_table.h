@@ -38,6 +38,7 @@ struct sim_device {
     unsigned pci_domain, pci_bus;
     _Atomic int context_users; /* references to the primary context, which is active if there are any */
     _Atomic unsigned context_flags;
+    _Atomic unsigned context_resets; /* how often a reset has freed all memory of the primary context */
     _Atomic int64_t busy_until; /* when the last work on the device ends: nanoseconds of CLOCK_MONOTONIC */
 };
 
@@ -58,6 +59,7 @@ struct sim_memory {
     uint64_t id;
     void *pool; /* the pool it was allocated from, or NULL */
     bool is_idle; /* freed, and kept by its pool */
+    unsigned flags; /* of pinned and managed memory, as the program gave them */
 };
 
 static inline bool sim_is_on_host(const struct sim_memory *memory)
@@ -85,8 +87,12 @@ struct sim_runtime {
     int (*wait_for_pending_on_device)(int ordinal);
     int (*wait_for_pending_on_stream)(void *stream);
     int (*free_to_pool)(const struct sim_memory *memory);
-    int (*load_module)(const void *data, void **module);
+    /* Loads an image, of which there are at most `limit` bytes. Writes into the log why it is wrong. */
+    int (*load_module)(const void *data, size_t limit, char *log, size_t log_size, void **module);
     int (*unload_module)(void *module);
+    bool (*is_module)(void *handle);
+    bool (*is_function)(void *handle);
+    int (*check_ptx)(const char *text, size_t size, char *log, size_t log_size);
     int (*find_function)(void *module, const char *name, void **function);
     int (*find_global)(void *module, const char *name, void **address, size_t *size);
     /* The parameters are pointers to each, or one buffer with all. */
@@ -104,7 +110,11 @@ struct sim_driver {
     int (*cuDeviceGetCount)(int *count);
     int (*cuDeviceGetAttribute)(int *value, int attribute, int ordinal);
     int (*cuDevicePrimaryCtxRetain)(struct sim_device **context, int ordinal);
+    int (*cuDevicePrimaryCtxReset)(int ordinal);
+    int (*cuDevicePrimaryCtxSetFlags)(int ordinal, unsigned flags);
     int (*cuCtxSetCurrent)(struct sim_device *context);
+    int (*cuCtxSetLimit)(unsigned limit, size_t value);
+    int (*cuCtxGetLimit)(size_t *value, unsigned limit);
     int (*cuMemAlloc)(uintptr_t *address, size_t size);
     int (*cuMemAllocManaged)(uintptr_t *address, size_t size, unsigned flags);
     int (*cuMemFree)(uintptr_t address);
@@ -115,6 +125,7 @@ struct sim_driver {
     int (*cuMemGetInfo)(size_t *free, size_t *total);
     int (*cuGetProcAddress)(const char *name, void **function, int version, uint64_t flags, int *status);
 
+    struct sim_handles *handles; /* interface/module_handles.h */
     struct sim_device *devices;
     struct sim_device *(*current)(void); /* of the calling thread's context, or NULL */
 

@@ -12,6 +12,17 @@ struct sim_launch {
     bool is_cooperative, has_clusters;
 };
 
+/* Whether the grid and the block are within the limits of all GPUs. */
+static inline bool is_valid_shape(const struct sim_launch *launch)
+{
+    static const uint32_t most[2][3] = {{INT32_MAX, 65535, 65535}, {1024, 1024, 64}};
+    const uint32_t *block = launch->block;
+    for (int i = 0; i < 3; i++)
+        if (launch->grid[i] == 0 || launch->grid[i] > most[0][i] || block[i] == 0 || block[i] > most[1][i])
+            return false;
+    return block[0] * block[1] * block[2] <= most[1][0];
+}
+
 /* cudaLaunchAttribute and CUlaunchAttribute */
 struct launch_attribute {
     int id;

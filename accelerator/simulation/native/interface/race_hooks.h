@@ -51,7 +51,7 @@ struct race_hooks {
     /* A kernel from PTX, or a host function of the program, runs in between. It may use pinned memory. */
     void (*before_use)(void);
     void (*after_use)(void);
-    void (*at_fill)(struct race_stream *stream, const void *target, size_t size);
+    void (*at_fill)(struct race_stream *stream, const struct copy *filled); /* without a source */
     void (*at_collective)(void *handle, int device, const char *name, const void *source, size_t source_size,
                           const void *target, size_t target_size);
     /* A kernel of another library has run, and has accessed this. The name lives as long as the process. */

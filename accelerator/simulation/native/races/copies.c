@@ -105,16 +105,16 @@ void race_after_use(void)
     pthread_mutex_unlock(&race_lock);
 }
 
-void race_at_fill(struct race_stream *stream, const void *target, size_t size)
+void race_at_fill(struct race_stream *stream, const struct copy *filled)
 {
     bool is_known;
-    const bool on_host = is_on_host(target, &is_known);
+    const bool on_host = is_on_host(filled->target, &is_known);
     const int place = place_of_thread();
     size_t index = 0;
     pthread_mutex_lock(&race_lock);
     struct world *world = world_of(stream);
     const struct clock *clock = begin_work(world, stream, &index);
-    const struct race_access written = describe(target, size, RACE_WRITES);
+    const struct race_access written = describe_rows(filled->target, filled->target_pitch, filled, RACE_WRITES);
     if (races_are_reported && !on_host)
         record(world, &written, index, clock, race_op.name ? race_op.name : "cudaMemsetAsync", place);
     pthread_mutex_unlock(&race_lock);

@@ -185,7 +185,7 @@ void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_s
 void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
 void race_before_use(void);
 void race_after_use(void);
-void race_at_fill(struct race_stream *stream, const void *target, size_t size);
+void race_at_fill(struct race_stream *stream, const struct copy *filled);
 void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
                         const void *target, size_t target_size);
 void race_at_kernel(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count);

@@ -11,19 +11,27 @@ int chosen_device(void)
     return device ? device->ordinal : thread_device;
 }
 
-/* Makes the device's primary context current. The runtime holds one reference to each. */
-static cudaError_t make_current(int ordinal)
+static bool is_retained[SIM_MAX_GPUS];
+
+/* The runtime holds one reference to each primary context. */
+static cudaError_t retain(int ordinal, struct sim_device **device)
 {
-    static bool is_retained[SIM_MAX_GPUS];
-    struct sim_device *device = &driver->devices[ordinal];
     cudaError_t error = SUCCESS;
+    *device = &driver->devices[ordinal];
     pthread_mutex_lock(&lock);
     if (!is_retained[ordinal]) {
-        error = driver->cuDevicePrimaryCtxRetain(&device, ordinal);
+        error = driver->cuDevicePrimaryCtxRetain(device, ordinal);
         is_retained[ordinal] = error == SUCCESS;
     }
     pthread_mutex_unlock(&lock);
-    return error == SUCCESS ? driver->cuCtxSetCurrent(device) : error;
+    return error;
+}
+
+static cudaError_t make_current(int ordinal)
+{
+    struct sim_device *device;
+    RETURN_IF_ERROR(retain(ordinal, &device));
+    return driver->cuCtxSetCurrent(device);
 }
 
 cudaError_t make_context(struct sim_device **device)
@@ -54,3 +62,70 @@ EXPORT cudaError_t cudaGetDevice(int *ordinal)
     *ordinal = chosen_device();
     return SUCCESS;
 }
+
+cudaError_t reset_context(int ordinal)
+{
+    pthread_mutex_lock(&lock);
+    const cudaError_t error = driver->cuDevicePrimaryCtxReset(ordinal);
+    is_retained[ordinal] = false;
+    pthread_mutex_unlock(&lock);
+    thread_device = ordinal;
+    return error;
+}
+
+enum { MAPS_HOST_MEMORY = 8 }; /* always on */
+
+EXPORT cudaError_t cudaSetDeviceFlags(unsigned flags)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return finish(driver->cuDevicePrimaryCtxSetFlags(chosen_device(), flags));
+}
+
+EXPORT cudaError_t cudaGetDeviceFlags(unsigned *flags)
+{
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    if (!flags)
+        return fail(ERROR_INVALID_VALUE);
+    *flags = driver->current()->context_flags | MAPS_HOST_MEMORY;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaInitDevice(int ordinal, unsigned device_flags, unsigned flags)
+{
+    enum { FLAGS_ARE_VALID = 1 };
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter(__func__));
+    if (ordinal < 0 || ordinal >= visible_device_count())
+        return fail(ERROR_INVALID_DEVICE);
+    if (flags & ~FLAGS_ARE_VALID)
+        return fail(ERROR_INVALID_VALUE);
+    if (flags)
+        RETURN_IF_ERROR(finish(driver->cuDevicePrimaryCtxSetFlags(ordinal, device_flags)));
+    return finish(retain(ordinal, &device));
+}
+
+EXPORT cudaError_t cudaDeviceSetLimit(int limit, size_t value)
+{
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    return finish(driver->cuCtxSetLimit((unsigned)limit, value));
+}
+
+EXPORT cudaError_t cudaDeviceGetLimit(size_t *value, int limit)
+{
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    return finish(driver->cuCtxGetLimit(value, (unsigned)limit));
+}
+
+#if CUDART == 12
+EXPORT cudaError_t cudaThreadSetLimit(int limit, size_t value)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaDeviceSetLimit(limit, value);
+}
+
+EXPORT cudaError_t cudaThreadGetLimit(size_t *value, int limit)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaDeviceGetLimit(value, limit);
+}
+#endif

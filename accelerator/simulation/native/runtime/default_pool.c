@@ -45,7 +45,7 @@ static cudaError_t allocate(struct pool *pool, void **address, size_t size)
     if (index < pool->spares.count && pool->spares.items[index].key - size <= size / 4) {
         struct sorted_item spare = sorted_remove(&pool->spares, index);
         driver->set_idle(spare.value, false);
-        raise_level(&pool->used, spare.key);
+        raise_level(&pool->used, spare.key); /* the block's size: freeing it takes as much off */
         *address = spare.value;
         return SUCCESS;
     }
@@ -73,21 +73,46 @@ static size_t round_up(size_t size)
     return (size + UNIT - 1) / UNIT * UNIT;
 }
 
-EXPORT cudaError_t cudaMallocAsync(void **address, size_t size, void *handle)
+static cudaError_t allocate_from(const char *function, struct pool *pool, void **address, size_t size, void *handle)
 {
     struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    RETURN_IF_ERROR(enter_context(function, &device));
     if (!address || !find_stream(handle, device))
         return fail(address ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE);
     *address = NULL;
+    if (!pool)
+        pool = &pools[device->ordinal];
+    if (!is_pool(pool) || pool - pools >= visible_device_count())
+        return fail(ERROR_INVALID_VALUE);
+    if (pool != &pools[device->ordinal])
+        return fail(ERROR_NOT_SUPPORTED); /* memory of another device than the stream's */
     if (size == 0)
         return SUCCESS;
     if (size > device->memory)
         return fail(ERROR_OUT_OF_MEMORY);
     pthread_mutex_lock(&lock);
-    cudaError_t error = allocate(&pools[device->ordinal], address, round_up(size));
+    cudaError_t error = allocate(pool, address, round_up(size));
     pthread_mutex_unlock(&lock);
     return finish(error);
+}
+
+EXPORT cudaError_t cudaMallocAsync(void **address, size_t size, void *handle)
+{
+    return allocate_from(__func__, NULL, address, size, handle);
+}
+
+EXPORT cudaError_t cudaMallocFromPoolAsync(void **address, size_t size, struct pool *pool, void *handle)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return pool ? allocate_from(__func__, pool, address, size, handle) : fail(ERROR_INVALID_VALUE);
+}
+
+void reset_pool(int ordinal)
+{
+    pthread_mutex_lock(&lock);
+    free(pools[ordinal].spares.items);
+    pools[ordinal] = (struct pool){0};
+    pthread_mutex_unlock(&lock);
 }
 
 cudaError_t pool_free(const struct sim_memory *memory)
@@ -132,6 +157,20 @@ EXPORT cudaError_t cudaDeviceGetDefaultMemPool(struct pool **pool, int ordinal)
         return fail(ERROR_INVALID_VALUE);
     *pool = &pools[ordinal];
     return SUCCESS;
+}
+
+/* The default pool is the only one. */
+EXPORT cudaError_t cudaDeviceGetMemPool(struct pool **pool, int ordinal)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaDeviceGetDefaultMemPool(pool, ordinal);
+}
+
+EXPORT cudaError_t cudaDeviceSetMemPool(int ordinal, struct pool *pool)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
+    return finish(pool == &pools[ordinal] ? SUCCESS : ERROR_INVALID_VALUE);
 }
 
 enum pool_attribute {

@@ -279,6 +279,98 @@ EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
     return finish(was_enabled ? ERROR_PEER_ACCESS_ALREADY_ENABLED : SUCCESS);
 }
 
+EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer)
+{
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
+    RETURN_IF_ERROR(check_device(peer));
+    bool was_enabled = atomic_exchange(&is_enabled[device->ordinal][peer], false);
+    return finish(was_enabled ? SUCCESS : ERROR_PEER_ACCESS_NOT_ENABLED);
+}
+
+void reset_peer_access(int ordinal)
+{
+    for (int other = 0; other < SIM_MAX_GPUS; other++)
+        is_enabled[ordinal][other] = is_enabled[other][ordinal] = false;
+}
+
+EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, int attribute, int ordinal, int peer)
+{
+    enum { PERFORMANCE_RANK = 1, ACCESS = 2, NATIVE_ATOMICS = 3, ARRAYS = 4 };
+    RETURN_IF_ERROR(enter(__func__));
+    RETURN_IF_ERROR(check_device(ordinal));
+    RETURN_IF_ERROR(check_device(peer));
+    if (!value || attribute < PERFORMANCE_RANK || attribute > ARRAYS)
+        return fail(ERROR_INVALID_VALUE);
+    if (ordinal == peer)
+        return fail(ERROR_INVALID_DEVICE);
+    *value = attribute == ACCESS || attribute == NATIVE_ATOMICS;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaDeviceGetByPCIBusId(int *ordinal, const char *text)
+{
+    unsigned domain = 0, bus = 0, slot = 0, function = 0;
+    RETURN_IF_ERROR(enter(__func__));
+    if (!ordinal || !text)
+        return fail(ERROR_INVALID_VALUE);
+    if (sscanf(text, "%x:%x:%x.%x", &domain, &bus, &slot, &function) < 3) {
+        domain = 0;
+        if (sscanf(text, "%x:%x.%x", &bus, &slot, &function) < 2)
+            return fail(ERROR_INVALID_VALUE);
+    }
+    for (int i = 0; i < visible_device_count(); i++)
+        if (driver->devices[i].pci_domain == domain && driver->devices[i].pci_bus == bus && slot == 0 && function == 0) {
+            *ordinal = i;
+            return SUCCESS;
+        }
+    return fail(ERROR_INVALID_DEVICE);
+}
+
+/* How a GPU divides its memory for caches changes no result. */
+static cudaError_t set_configuration(const char *function, int value, int last)
+{
+    RETURN_IF_ERROR(enter_context(function, NULL));
+    return finish(value >= 0 && value <= last ? SUCCESS : ERROR_INVALID_VALUE);
+}
+
+static cudaError_t get_configuration(const char *function, int *value, int initial)
+{
+    RETURN_IF_ERROR(enter_context(function, NULL));
+    if (!value)
+        return fail(ERROR_INVALID_VALUE);
+    *value = initial;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaDeviceSetCacheConfig(int config)
+{
+    enum { PREFER_EQUAL = 3 };
+    return set_configuration(__func__, config, PREFER_EQUAL);
+}
+
+EXPORT cudaError_t cudaDeviceGetCacheConfig(int *config)
+{
+    return get_configuration(__func__, config, 0);
+}
+
+EXPORT cudaError_t cudaDeviceSetSharedMemConfig(int config)
+{
+    enum { EIGHT_BYTES = 2 };
+    return set_configuration(__func__, config, EIGHT_BYTES);
+}
+
+EXPORT cudaError_t cudaDeviceGetSharedMemConfig(int *config)
+{
+    enum { FOUR_BYTES = 1 };
+    return get_configuration(__func__, config, FOUR_BYTES);
+}
+
+EXPORT cudaError_t cudaCtxResetPersistingL2Cache(void)
+{
+    return set_configuration(__func__, 0, 0);
+}
+
 EXPORT cudaError_t cudaDeviceSynchronize(void)
 {
     struct sim_device *device;
@@ -287,3 +379,11 @@ EXPORT cudaError_t cudaDeviceSynchronize(void)
     RETURN_IF_ERROR(finish(wait_for_device(device)));
     return finish(unless_failed(device->ordinal));
 }
+
+#if CUDART == 12
+EXPORT cudaError_t cudaThreadSynchronize(void)
+{
+    RETURN_IF_ERROR(enter(__func__));
+    return cudaDeviceSynchronize();
+}
+#endif

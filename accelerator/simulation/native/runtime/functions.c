@@ -16,13 +16,30 @@ _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
 
 enum { LAST = 8 }; /* of the attributes as the driver numbers them, that the runtime has */
 
+struct translated *find_registered(const void *function, const struct sim_device *device)
+{
+    const char *name;
+    struct image *image = retain_kernel_image(function, &name);
+    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    if (image && !kernel)
+        image_release(image);
+    return kernel;
+}
+
 /* Returns the kernel if it runs, or NULL. */
 static struct translated *find_running(const void *function, const struct sim_device *device)
 {
-    const char *name;
-    struct image *image = computes() ? find_kernel_image(function, &name) : NULL;
-    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
-    return kernel && translate(kernel) == SUCCESS ? kernel : NULL;
+    struct translated *kernel = computes() ? find_registered(function, device) : NULL;
+    const bool runs = kernel && translate(kernel) == SUCCESS;
+    if (kernel && !runs)
+        image_release(kernel->program->image);
+    return runs ? kernel : NULL;
+}
+
+static void release(const struct translated *kernel)
+{
+    if (kernel)
+        image_release(kernel->program->image);
 }
 
 EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
@@ -35,6 +52,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
     int values[LAST + 1];
     for (int i = 0; i <= LAST; i++)
         read_attribute(kernel, device, i, &values[i]);
+    release(kernel);
     *attributes = (struct function_attributes){
         .shared_memory = (size_t)values[1],
         .constant_memory = (size_t)values[2],
@@ -55,7 +73,10 @@ EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!function)
         return fail(ERROR_INVALID_DEVICE_FUNCTION);
-    return finish(set_attribute(find_running(function, device), device, attribute, value));
+    struct translated *kernel = find_running(function, device);
+    const cudaError_t error = set_attribute(kernel, device, attribute, value);
+    release(kernel);
+    return finish(error);
 }
 
 EXPORT cudaError_t cudaKernelSetAttributeForDevice(const void *kernel, int attribute, int value, int ordinal)
@@ -72,6 +93,15 @@ EXPORT cudaError_t cudaFuncSetCacheConfig(const void *function, int config)
     return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
 }
 
+EXPORT cudaError_t cudaFuncSetSharedMemConfig(const void *function, int config)
+{
+    enum { EIGHT_BYTES = 2 };
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    if (config < 0 || config > EIGHT_BYTES)
+        return fail(ERROR_INVALID_VALUE);
+    return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
+}
+
 EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *blocks, const void *function,
                                                                           int block_size, size_t shared_memory,
                                                                           unsigned flags)
@@ -81,7 +111,9 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
     (void)flags;
     if (!blocks || !function || block_size <= 0)
         return fail(ERROR_INVALID_VALUE);
-    *blocks = resident_blocks(device, find_running(function, device), (uint64_t)block_size, shared_memory);
+    const struct translated *kernel = find_running(function, device);
+    *blocks = resident_blocks(device, kernel, (uint64_t)block_size, shared_memory);
+    release(kernel);
     return SUCCESS;
 }
 

@@ -1,9 +1,15 @@
-/* The CUDA runtime: images, which are fat binaries of programs and what the driver loads as a module, and the PTX in them. */
+/* The CUDA runtime: images, which are fat binaries of programs and what the driver loads as a module, and the PTX in them.
+ *
+ * An image in memory says itself how long it is, and may be damaged: nothing is read that is not known to be there. */
 #include "images.h"
 
+#include <ctype.h>
+#include <errno.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/uio.h>
+#include <unistd.h>
 
 #include "common/fork.h"
 
@@ -35,18 +41,122 @@ _Static_assert(sizeof(struct entry) == 64, "as in fat binaries");
 
 RENEWED_LOCK(lock)
 
+/* How many of the bytes at an address can be read. A sandbox that forbids the question gets the answer: all. */
+static size_t readable_size(const void *address, size_t size)
+{
+    enum { PAGE = 4096, PROBES = 256 };
+    const uintptr_t start = (uintptr_t)address;
+    size = size > UINTPTR_MAX - PAGE - start ? UINTPTR_MAX - PAGE - start : size;
+    for (uintptr_t at = start; start && at - start < size;) {
+        char bytes[PROBES];
+        struct iovec probes[PROBES], target = {bytes, sizeof bytes};
+        ssize_t count = 0;
+        for (uintptr_t page = at; count < PROBES && page - start < size; page = (page / PAGE + 1) * PAGE)
+            probes[count++] = (struct iovec){(void *)page, 1};
+        const ssize_t done = process_vm_readv(getpid(), &target, 1, probes, (unsigned long)count, 0);
+        if (done < 0 && errno != EFAULT)
+            return size;
+        if (done > 0)
+            at = (at / PAGE + (uintptr_t)done) * PAGE;
+        if (done < count)
+            return at - start;
+    }
+    return start ? size : 0;
+}
+
+static bool is_readable(const void *address, size_t size)
+{
+    return readable_size(address, size) == size;
+}
+
+static bool begins_with(const void *data, const void *magic, size_t size)
+{
+    return is_readable(data, size) && memcmp(data, magic, size) == 0;
+}
+
+static bool read_fat_binary(const void *data, size_t limit, struct fat_binary *binary)
+{
+    uint64_t size;
+    if (limit < sizeof *binary || !is_readable(data, sizeof *binary))
+        return false;
+    memcpy(binary, data, sizeof *binary);
+    return binary->magic == FAT_BINARY_MAGIC && binary->header_size >= sizeof *binary &&
+           !__builtin_add_overflow(binary->size, binary->header_size, &size) && size <= limit;
+}
+
+/* The bytes of an image, of which there are at most `limit`; 0 if it is damaged. Of machine code, what says so is enough. */
+static size_t size_of_image(const char *data, size_t limit)
+{
+    enum { ELF_HEADER = 64, STEP = 1 << 16 };
+    static const uint32_t fat_binary = FAT_BINARY_MAGIC;
+    struct fat_binary binary;
+    if (limit >= 4 && begins_with(data, &fat_binary, 4)) {
+        const bool is_whole = read_fat_binary(data, limit, &binary) && is_readable(data, binary.header_size + binary.size);
+        return is_whole ? binary.header_size + binary.size : 0;
+    }
+    if (limit >= 4 && begins_with(data, "\177ELF", 4))
+        return limit >= ELF_HEADER && is_readable(data, ELF_HEADER) ? ELF_HEADER : 0;
+    for (size_t size = 0, step;; size += step) {
+        step = readable_size(data + size, limit - size < STEP ? limit - size : STEP);
+        const char *end = step ? memchr(data + size, '\0', step) : NULL;
+        if (end || step < STEP)
+            return end ? (size_t)(end - data) + 1 : 0;
+    }
+}
+
 struct image *new_image(const void *data)
 {
     struct image *image = calloc(1, sizeof *image);
-    const struct wrapper *wrapper = data;
+    struct wrapper wrapper = {0};
     if (!image)
         return NULL;
     image->data = data;
-    if (data && wrapper->magic == WRAPPER_MAGIC) {
-        image->data = wrapper->data;
-        image->prelinked = wrapper->version == PRELINKED ? wrapper->prelinked : NULL;
+    image->references = 1;
+    if (is_readable(data, sizeof wrapper))
+        memcpy(&wrapper, data, sizeof wrapper);
+    if (wrapper.magic == WRAPPER_MAGIC) {
+        image->data = wrapper.data;
+        image->prelinked = wrapper.version == PRELINKED ? wrapper.prelinked : NULL;
     }
     return image;
+}
+
+/* How many fat binaries an image was linked of. Their list ends at the first that is none. */
+static size_t count_prelinked(const struct image *image)
+{
+    struct fat_binary binary;
+    size_t count = 0;
+    while (image->prelinked && is_readable(&image->prelinked[count], sizeof(void *)) && image->prelinked[count] &&
+           read_fat_binary(image->prelinked[count], SIZE_MAX, &binary))
+        count++;
+    return count;
+}
+
+cudaError_t own_image(struct image *image, size_t limit)
+{
+    const size_t count = count_prelinked(image);
+    size_t total = (count + 1) * sizeof(void *);
+    for (size_t i = 0; i <= count; i++) {
+        const size_t size = size_of_image(i < count ? image->prelinked[i] : image->data, i < count ? SIZE_MAX : limit);
+        if (size == 0 || __builtin_add_overflow(total, size, &total))
+            return ERROR_INVALID_IMAGE;
+    }
+    const void **list = malloc(total);
+    if (!list)
+        return ERROR_OUT_OF_MEMORY;
+    char *at = (char *)(list + count + 1);
+    for (size_t i = 0; i <= count; i++) {
+        const void *data = i < count ? image->prelinked[i] : image->data;
+        const size_t size = size_of_image(data, i < count ? SIZE_MAX : limit);
+        memcpy(at, data, size);
+        list[i] = at;
+        at += size;
+    }
+    image->data = list[count];
+    list[count] = NULL;
+    image->prelinked = count ? (const void *const *)list : NULL;
+    image->copy = list;
+    return SUCCESS;
 }
 
 /* What the entries of a fat binary are: the best PTX, and the architectures of its machine code. */
@@ -54,6 +164,7 @@ struct contents {
     struct part best;
     int architecture; /* of the best, or 0 */
     char code[200];
+    bool is_damaged;
 };
 
 /* The newest that is not newer than the GPU; else the oldest, since wheels ship PTX for their newest architecture only. */
@@ -75,13 +186,24 @@ static void add_code(struct contents *contents, uint32_t architecture)
 
 static void look_into(const char *data, int wanted, struct contents *contents)
 {
-    const struct fat_binary *binary = (const struct fat_binary *)data;
-    if (binary->magic != FAT_BINARY_MAGIC)
+    enum { MAX_ARCHITECTURE = 9999 };
+    struct fat_binary binary;
+    contents->is_damaged = !read_fat_binary(data, SIZE_MAX, &binary);
+    if (contents->is_damaged)
         return;
-    const char *at = data + binary->header_size, *end = at + binary->size;
-    while (at + sizeof(struct entry) <= end) {
+    const char *at = data + binary.header_size;
+    for (uint64_t left = binary.size; left >= sizeof(struct entry);) {
         struct entry entry;
+        uint64_t size;
+        contents->is_damaged = !is_readable(at, sizeof entry);
+        if (contents->is_damaged)
+            return;
         memcpy(&entry, at, sizeof entry);
+        contents->is_damaged = entry.header_size < sizeof entry || entry.compressed_size > entry.size ||
+                               __builtin_add_overflow(entry.size, entry.header_size, &size) || size > left ||
+                               entry.architecture > MAX_ARCHITECTURE;
+        if (contents->is_damaged)
+            return;
         if (entry.kind == KIND_CODE)
             add_code(contents, entry.architecture);
         if (entry.kind == KIND_PTX && is_better((int)entry.architecture, contents->architecture, wanted)) {
@@ -93,8 +215,10 @@ static void look_into(const char *data, int wanted, struct contents *contents)
                 .compression = entry.flags & FLAG_LZ4 ? PART_LZ4 : entry.flags & FLAG_ZSTD ? PART_ZSTD : PART_PLAIN,
             };
         }
-        at += entry.header_size + entry.size;
+        at += size;
+        left -= size;
     }
+    contents->is_damaged = contents->architecture && !is_readable(contents->best.data, contents->best.size);
 }
 
 static void add_part(struct program *program, const struct contents *contents)
@@ -150,27 +274,35 @@ static void find_parts(struct program *program, const struct image *image)
 {
     const char *data = image->data;
     struct contents contents = {0};
-    look_into(data, program->architecture, &contents);
+    static const uint32_t fat_binary = FAT_BINARY_MAGIC;
+    const bool is_binary = begins_with(data, &fat_binary, sizeof fat_binary), is_code = begins_with(data, "\177ELF", 4);
+    const size_t linked = count_prelinked(image);
+    if (is_binary)
+        look_into(data, program->architecture, &contents);
     char code[sizeof contents.code];
     snprintf(code, sizeof code, "%s", contents.code);
-    if (image->prelinked) {
-        for (const void *const *linked = image->prelinked; *linked; linked++) {
-            contents = (struct contents){0};
-            look_into(*linked, program->architecture, &contents);
-            add_part(program, &contents);
-        }
-    } else if (((const struct fat_binary *)data)->magic == FAT_BINARY_MAGIC) {
+    bool is_damaged = contents.is_damaged;
+    for (size_t i = 0; i < linked; i++) {
+        contents = (struct contents){0};
+        look_into(image->prelinked[i], program->architecture, &contents);
+        is_damaged |= contents.is_damaged;
         add_part(program, &contents);
-    } else if (memcmp(data, "\177ELF", 4) == 0) {
+    }
+    if (linked == 0 && is_binary)
+        add_part(program, &contents);
+    else if (linked == 0 && is_code)
         program->problem = strdup("simulated GPUs run kernels from PTX, and its module is machine code, as ptxas, nvJitLink and"
                                   " NVRTC make it; load its PTX (nvrtcGetPTX), " REMEDY);
-    } else if (strstr(data, ".version")) {
+    else if (linked == 0 && size_of_image(data, SIZE_MAX) && strstr(data, ".version"))
         add_linked(program, data);
-    }
-    if (program->part_count == 0 && !program->problem)
+    if (is_damaged && !program->problem)
+        program->problem = strdup("the fat binary that contains it is damaged; compile its program again");
+    else if (program->part_count == 0 && !program->problem)
         explain(program, code);
-    for (size_t i = 0; i < program->part_count; i++)
+    for (size_t i = 0; i < program->part_count && !program->problem; i++)
         add_to_key(program->key, program->parts[i].data, program->parts[i].size);
+    program->is_damaged = is_damaged;
+    program->is_code = is_code || *code;
 }
 
 struct program *find_program(struct image *image, int architecture)
@@ -181,6 +313,7 @@ struct program *find_program(struct image *image, int architecture)
         program = program->next;
     if (!program && (program = calloc(1, sizeof *program))) {
         program->architecture = architecture;
+        program->image = image;
         pthread_mutex_init(&program->lock, NULL);
         find_parts(program, image);
         program->next = image->programs;
@@ -188,4 +321,46 @@ struct program *find_program(struct image *image, int architecture)
     }
     pthread_mutex_unlock(&lock);
     return program;
+}
+
+/* Of the text of a part, and of a kernel in it. */
+bool has_kernel(const struct part *part, const char *name)
+{
+    static const char keyword[] = ".entry";
+    const char *at = part->data, *end = at + part->size;
+    const size_t length = strlen(name);
+    while ((at = memmem(at, (size_t)(end - at), keyword, sizeof keyword - 1))) {
+        at += sizeof keyword - 1;
+        while (at < end && (*at == ' ' || *at == '\t' || *at == '\r' || *at == '\n'))
+            at++;
+        const size_t left = (size_t)(end - at);
+        if (left > length && memcmp(at, name, length) == 0 && !(isalnum((unsigned char)at[length]) || strchr("_$%", at[length])))
+            return true;
+    }
+    return false;
+}
+
+void image_retain(struct image *image)
+{
+    image->references++;
+}
+
+void image_release(struct image *image)
+{
+    if (--image->references > 0)
+        return;
+    for (struct program *program = image->programs, *next; program; program = next) {
+        next = program->next;
+        if (program->free_kernels)
+            program->free_kernels(program);
+        pthread_mutex_destroy(&program->lock);
+        free(program->parts);
+        free(program->problem);
+        free(program);
+    }
+    image->programs = NULL;
+    if (image->copy) { /* of a program's image, tables keep that it is gone */
+        free(image->copy);
+        free(image);
+    }
 }

@@ -30,36 +30,50 @@ struct translated {
     bool is_reported;               /* that it cannot run */
     atomic_bool is_launch_reported; /* that a launch was wrong */
     char *problem;                  /* why it cannot run, or NULL */
+    void *library; /* that contains its code */
     const struct kernel *code;
     struct sim_kernel_facts facts;
     _Atomic int dynamic_limit;                     /* that the program has set, or 0 */
     _Atomic(char **) variables[SIM_MAX_GPUS];     /* addresses, in the order of the kernel's table */
+    unsigned resets[SIM_MAX_GPUS];                /* of the device before it got these variables */
 };
 
 /* What an image is for GPUs of one architecture: its PTX, linked. */
 struct program {
     struct program *next;
+    struct image *image;
     int architecture; /* 90 for 9.0 */
     struct part *parts;
     size_t part_count;
     char *problem; /* why it has no parts; "" if nothing is known of it */
+    bool is_damaged, is_code; /* it has machine code */
     uint64_t key[2];
     pthread_mutex_t lock; /* guards what follows */
     struct translated *kernels;
     bool has_table;
     char *table_problem;
+    void *table_library;
     const struct sim_program_variable *table;
     char **addresses[SIM_MAX_GPUS]; /* of the table's variables */
+    unsigned resets[SIM_MAX_GPUS];  /* of the device before it got these */
+    void (*free_kernels)(struct program *program); /* and variables; NULL before there are any */
 };
 
 struct image {
     const void *data;
     const void *const *prelinked; /* fat binaries of which it was linked, or NULL */
     bool is_gone;                 /* its library was unloaded */
+    void *copy;                   /* of a module: the program may free what it has loaded */
+    _Atomic int references;       /* of the program or module, of launches under way and of graphs */
     struct program *programs;
 };
 
 struct image *new_image(const void *data); /* NULL without memory */
+/* Copies the image, of which there are at most `limit` bytes. */
+cudaError_t own_image(struct image *image, size_t limit);
+void image_retain(struct image *image);
+void image_release(struct image *image); /* frees the kernels and variables with the last reference */
+bool has_kernel(const struct part *part, const char *name); /* of a part that is not compressed */
 struct program *find_program(struct image *image, int architecture);
 void add_to_key(uint64_t key[2], const void *data, size_t size);
 
@@ -85,7 +99,13 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
 cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value);
 cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value);
 
-/* kernels.c */
-struct image *find_kernel_image(const void *function, const char **name); /* NULL for an unknown one */
+/* kernels.c. Finds the image of a kernel by its host function, or NULL. The caller releases it. */
+struct image *retain_kernel_image(const void *function, const char **name);
+
+/* functions.c. Finds a kernel of the program, or NULL. The caller releases its image. */
+struct translated *find_registered(const void *function, const struct sim_device *device);
+
+/* ptx_check.c. Returns what CUDA's compiler would of a text, and writes why it is wrong into the log. */
+cudaError_t check_ptx(const char *text, size_t size, char *log, size_t log_size);
 
 #endif

@@ -91,7 +91,7 @@ const char *name_to_report(const void *function, bool *is_reported)
 enum { BUCKETS = 1024 };
 static size_t recent[BUCKETS]; /* indices in the table, plus 1 */
 
-struct image *find_kernel_image(const void *function, const char **name)
+struct image *retain_kernel_image(const void *function, const char **name)
 {
     struct image *image = NULL;
     pthread_mutex_lock(&lock);
@@ -104,12 +104,13 @@ struct image *find_kernel_image(const void *function, const char **name)
         *bucket = index + 1;
         *name = kernels[index].symbol;
         image = kernels[index].image;
+        image_retain(image);
     }
     pthread_mutex_unlock(&lock);
     return image;
 }
 
-static struct image none;
+static struct image none = {.references = 1};
 
 EXPORT void **__cudaRegisterFatBinary(void *binary)
 {
@@ -125,8 +126,15 @@ EXPORT void __cudaRegisterFatBinaryEnd(void **handle)
 /* What was registered with it stays in the tables, where nothing finds it. */
 EXPORT void __cudaUnregisterFatBinary(void **handle)
 {
-    if (handle && (struct image *)handle != &none)
-        ((struct image *)handle)->is_gone = true;
+    struct image *image = (struct image *)handle;
+    if (!image || image == &none)
+        return;
+    pthread_mutex_lock(&lock);
+    const bool was_gone = image->is_gone;
+    image->is_gone = true;
+    pthread_mutex_unlock(&lock);
+    if (!was_gone)
+        image_release(image);
 }
 
 EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *device_function, const char *name,

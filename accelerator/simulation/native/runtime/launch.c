@@ -77,31 +77,24 @@ static bool is_torchs(const void *function)
     return name && strncmp(name, "/libtorch", strlen("/libtorch")) == 0;
 }
 
-static struct translated *find_ptx(const void *function, const struct sim_device *device)
-{
-    const char *name;
-    struct image *image = find_kernel_image(function, &name);
-    return image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
-}
-
 /* Launches a kernel that is not torch's own from its PTX. */
 static cudaError_t launch_from_ptx(const void *function, struct stream *stream, const struct sim_launch *shape,
                                    void **arguments)
 {
     const char *reason = refusal_of_launch(shape->has_clusters);
-    struct translated *kernel = find_ptx(function, &driver->devices[stream->device]);
+    struct translated *kernel = find_registered(function, &driver->devices[stream->device]);
     cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
-    if (error != ERROR_NOT_SUPPORTED)
-        return error;
-    return refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
+    if (error == ERROR_NOT_SUPPORTED)
+        error = refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
+    if (kernel)
+        image_release(kernel->program->image);
+    return error;
 }
 
 static cudaError_t launch(const void *function, const struct sim_launch *shape, void **arguments, void *handle,
                           const struct sim_device *device)
 {
     struct stream *stream = find_stream(handle, device);
-    const uint32_t *grid = shape->grid, *block = shape->block;
-    uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     if (has_faults())
         driver->faults_at(CLOCK_LAUNCHES, device->gpu);
     if (!stream || stream->device != device->ordinal)
@@ -109,10 +102,12 @@ static cudaError_t launch(const void *function, const struct sim_launch *shape, 
     if (!function)
         return ERROR_INVALID_DEVICE_FUNCTION;
     const struct simulated_kernel *kernel = find_simulated_kernel(function);
-    if (threads == 0 || threads > SIM_MAX_THREADS_PER_BLOCK || grid[0] == 0 || grid[1] == 0 || grid[2] == 0) {
-        struct translated *from_ptx = !kernel && computes() ? find_ptx(function, device) : NULL;
-        if (from_ptx)
+    if (!is_valid_shape(shape)) {
+        struct translated *from_ptx = !kernel && computes() ? find_registered(function, device) : NULL;
+        if (from_ptx) {
             report_launch(from_ptx, shape, ERROR_INVALID_CONFIGURATION);
+            image_release(from_ptx->program->image);
+        }
         return ERROR_INVALID_CONFIGURATION;
     }
     if (!kernel && computes())

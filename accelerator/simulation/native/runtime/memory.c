@@ -14,6 +14,44 @@ EXPORT cudaError_t cudaMalloc(void **address, size_t size)
     return size == 0 ? SUCCESS : finish(driver->cuMemAlloc((uintptr_t *)address, size));
 }
 
+static cudaError_t allocate_rows(const char *function, struct pitched_pointer *made, struct extent extent)
+{
+    enum { PITCH_UNIT = 512 };
+    size_t rows, size;
+    RETURN_IF_ERROR(enter_context(function, NULL));
+    RETURN_IF_ERROR(unsafe_call());
+    *made = (struct pitched_pointer){NULL, 0, extent.width, extent.height};
+    if (extent.width == 0 || extent.height == 0 || extent.depth == 0)
+        return SUCCESS;
+    if (extent.width > INT32_MAX)
+        return fail(ERROR_INVALID_VALUE);
+    made->pitch = (extent.width + PITCH_UNIT - 1) / PITCH_UNIT * PITCH_UNIT;
+    if (__builtin_mul_overflow(extent.height, extent.depth, &rows) || __builtin_mul_overflow(rows, made->pitch, &size))
+        return fail(ERROR_OUT_OF_MEMORY);
+    return finish(driver->cuMemAlloc((uintptr_t *)&made->address, size));
+}
+
+EXPORT cudaError_t cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
+{
+    struct pitched_pointer made = {0};
+    if (!address || !pitch)
+        return fail(ERROR_INVALID_VALUE);
+    RETURN_IF_ERROR(allocate_rows(__func__, &made, (struct extent){width, height, 1}));
+    *address = made.address;
+    *pitch = made.pitch;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaMalloc3D(struct pitched_pointer *pointer, struct extent extent)
+{
+    struct pitched_pointer made = {0};
+    if (!pointer)
+        return fail(ERROR_INVALID_VALUE);
+    RETURN_IF_ERROR(allocate_rows(__func__, &made, extent));
+    *pointer = made;
+    return SUCCESS;
+}
+
 EXPORT cudaError_t cudaMallocManaged(void **address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__, NULL));
@@ -90,10 +128,10 @@ EXPORT cudaError_t WITH_LOCATION(cudaMemAdvise)(const void *address, size_t size
     return advise(__func__, address, size, advice, location);
 }
 
-static void note_free(const void *address)
+void note_free(const void *address)
 {
     struct sim_memory memory;
-    if (driver->find_memory(address, &memory))
+    if (race_hooks && driver->find_memory(address, &memory))
         race_hooks->at_free(memory.base, memory.size);
 }
 
@@ -107,7 +145,7 @@ EXPORT cudaError_t cudaFree(void *address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_device(device)));
-    IF_RACES(note_free(address));
+    note_free(address);
     if (driver->find_memory(address, &memory) && memory.pool)
         return finish(memory.base == address ? pool_free(&memory) : ERROR_INVALID_VALUE);
     return finish(driver->cuMemFree((uintptr_t)address));
@@ -138,7 +176,7 @@ EXPORT cudaError_t cudaFreeHost(void *address)
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_pending_on_device(device->ordinal)));
     IF_RACES(race_hooks->at_device_wait(device->ordinal));
-    IF_RACES(note_free(address));
+    note_free(address);
     return finish(driver->cuMemFreeHost(address));
 }
 
@@ -163,6 +201,16 @@ EXPORT cudaError_t cudaHostGetDevicePointer(void **target, void *address, unsign
     if (!target || flags != 0 || !driver->find_memory(address, &memory) || !sim_is_on_host(&memory))
         return fail(ERROR_INVALID_VALUE);
     *target = address;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaHostGetFlags(unsigned *flags, void *address)
+{
+    struct sim_memory memory;
+    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    if (!flags || !driver->find_memory(address, &memory) || memory.type != SIM_PINNED_MEMORY)
+        return fail(ERROR_INVALID_VALUE);
+    *flags = memory.flags;
     return SUCCESS;
 }
 

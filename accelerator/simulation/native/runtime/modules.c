@@ -2,92 +2,184 @@
 #include <stdlib.h>
 #include <string.h>
 
-#include "common/fork.h"
 #include "images.h"
+#include "interface/module_handles.h"
 
 struct function {
     struct function *next;
     struct module *module;
-    bool is_reported;
     char name[];
 };
 
 struct module {
     struct image *image;
-    char *copy; /* the program may free what it has loaded */
     struct function *functions;
 };
 
-RENEWED_LOCK(lock)
-
-static size_t size_of_image(const char *data)
+static void *find_handle(const struct sorted *handles, void *handle)
 {
-    static const uint32_t fat_binary = 0xba55ed50;
-    uint64_t size;
-    uint16_t header;
-    if (memcmp(data, &fat_binary, sizeof fat_binary) == 0) {
-        memcpy(&header, data + 6, sizeof header);
-        memcpy(&size, data + 8, sizeof size);
-        return header + size;
-    }
-    /* Of machine code, what says so is enough. */
-    return memcmp(data, "\177ELF", 4) == 0 ? 16 : strlen(data) + 1;
+    const struct sorted_item *item = sorted_at_or_below(handles, (uintptr_t)handle);
+    return item && item->value == handle ? handle : NULL;
 }
 
-cudaError_t load_module(const void *data, void **handle)
+bool is_module(void *handle)
+{
+    pthread_mutex_lock(&driver->handles->lock);
+    const bool is_known = find_handle(&driver->handles->modules, handle);
+    pthread_mutex_unlock(&driver->handles->lock);
+    return is_known;
+}
+
+/* Finds the image of a module or a function, which the caller releases, and the function's name, which lives as long. */
+static struct image *retain_image(void *handle, const char **name)
+{
+    pthread_mutex_lock(&driver->handles->lock);
+    const struct function *function = name ? find_handle(&driver->handles->functions, handle) : NULL;
+    const struct module *module = name ? (function ? function->module : NULL) : find_handle(&driver->handles->modules, handle);
+    struct image *image = module ? module->image : NULL;
+    if (image)
+        image_retain(image);
+    if (function)
+        *name = function->name;
+    pthread_mutex_unlock(&driver->handles->lock);
+    return image;
+}
+
+bool is_function(void *handle)
+{
+    pthread_mutex_lock(&driver->handles->lock);
+    const bool is_known = find_handle(&driver->handles->functions, handle);
+    pthread_mutex_unlock(&driver->handles->lock);
+    return is_known;
+}
+
+/* What a GPU's driver finds when it compiles an image. */
+static cudaError_t check_image(struct image *image, const struct sim_device *device, char *log, size_t log_size)
+{
+    const struct program *program = find_program(image, device->major * 10 + device->minor);
+    cudaError_t error = program ? SUCCESS : ERROR_OUT_OF_MEMORY;
+    if (program && (program->is_damaged || (program->part_count == 0 && !program->is_code)))
+        error = ERROR_INVALID_IMAGE;
+    for (size_t i = 0; error == SUCCESS && i < program->part_count; i++)
+        if (program->parts[i].compression == PART_PLAIN)
+            error = check_ptx(program->parts[i].data, program->parts[i].size, log, log_size);
+    return error;
+}
+
+cudaError_t load_module(const void *data, size_t limit, char *log, size_t log_size, void **handle)
 {
     struct module *module = calloc(1, sizeof *module);
     struct image *image = module ? new_image(data) : NULL;
-    size_t size = image ? size_of_image(image->data) : 0;
-    char *copy = image ? malloc(size) : NULL;
-    if (!copy) {
-        free(image);
-        free(module);
-        return ERROR_OUT_OF_MEMORY;
+    cudaError_t error = image ? own_image(image, limit) : ERROR_OUT_OF_MEMORY;
+    const bool is_own = error == SUCCESS;
+    if (is_own) {
+        module->image = image;
+        error = check_image(image, driver->current(), log, log_size);
     }
-    memcpy(copy, image->data, size);
-    image->data = copy;
-    *module = (struct module){.image = image, .copy = copy};
-    *handle = module;
+    if (error == SUCCESS) {
+        pthread_mutex_lock(&driver->handles->lock);
+        error = sorted_insert(&driver->handles->modules, (uintptr_t)module, module) ? SUCCESS : ERROR_OUT_OF_MEMORY;
+        pthread_mutex_unlock(&driver->handles->lock);
+    }
+    if (error == SUCCESS) {
+        *handle = module;
+        return SUCCESS;
+    }
+    if (is_own)
+        image_release(image);
+    else
+        free(image);
+    free(module);
+    return error;
+}
+
+/* Launches under way, and graphs that launch its kernels, keep the image. */
+cudaError_t unload_module(void *handle)
+{
+    pthread_mutex_lock(&driver->handles->lock);
+    struct module *module = find_handle(&driver->handles->modules, handle);
+    if (module)
+        sorted_remove(&driver->handles->modules, sorted_index(&driver->handles->modules, (uintptr_t)module));
+    for (struct function *function = module ? module->functions : NULL, *next; function; function = next) {
+        next = function->next;
+        sorted_remove(&driver->handles->functions, sorted_index(&driver->handles->functions, (uintptr_t)function));
+        free(function);
+    }
+    pthread_mutex_unlock(&driver->handles->lock);
+    if (!module)
+        return ERROR_INVALID_HANDLE;
+    image_release(module->image);
+    free(module);
     return SUCCESS;
 }
 
-/* Graphs may still launch its kernels: their code and variables stay. */
-cudaError_t unload_module(void *handle)
+/* Without machine code, whose kernels are unknown. Those of compressed PTX are known once it is translated. */
+static cudaError_t check_kernel(struct image *image, const struct sim_device *device, const char *name)
 {
-    struct module *module = handle;
-    module->image->is_gone = true;
-    return SUCCESS;
+    const struct program *program = find_program(image, device->major * 10 + device->minor);
+    bool is_compressed = false;
+    if (!program || program->part_count == 0)
+        return program ? SUCCESS : ERROR_OUT_OF_MEMORY;
+    for (size_t i = 0; i < program->part_count; i++) {
+        is_compressed |= program->parts[i].compression != PART_PLAIN;
+        if (program->parts[i].compression == PART_PLAIN && has_kernel(&program->parts[i], name))
+            return SUCCESS;
+    }
+    if (!is_compressed || !computes())
+        return is_compressed ? SUCCESS : ERROR_NOT_FOUND;
+    struct translated *kernel = find_translated(image, name, program->architecture);
+    const bool is_missing = kernel && translate(kernel) != SUCCESS && strstr(kernel->problem, ": no kernel ");
+    return is_missing ? ERROR_NOT_FOUND : SUCCESS;
 }
 
 cudaError_t find_function(void *handle, const char *name, void **found)
 {
-    struct module *module = handle;
-    pthread_mutex_lock(&lock);
-    struct function *function = module->functions;
+    struct image *image = retain_image(handle, NULL);
+    if (!image)
+        return ERROR_INVALID_HANDLE;
+    cudaError_t error = check_kernel(image, driver->current(), name);
+    pthread_mutex_lock(&driver->handles->lock);
+    struct module *module = find_handle(&driver->handles->modules, handle); /* unless another thread has just unloaded it */
+    struct function *function = error == SUCCESS && module ? module->functions : NULL;
     while (function && strcmp(function->name, name) != 0)
         function = function->next;
-    if (!function && (function = calloc(1, sizeof *function + strlen(name) + 1))) {
+    if (error == SUCCESS && module && !function && (function = calloc(1, sizeof *function + strlen(name) + 1))) {
         strcpy(function->name, name);
         function->module = module;
         function->next = module->functions;
-        module->functions = function;
+        if (sorted_insert(&driver->handles->functions, (uintptr_t)function, function)) {
+            module->functions = function;
+        } else {
+            free(function);
+            function = NULL;
+        }
     }
-    pthread_mutex_unlock(&lock);
+    pthread_mutex_unlock(&driver->handles->lock);
+    image_release(image);
     *found = function;
-    return function ? SUCCESS : ERROR_OUT_OF_MEMORY;
+    return error != SUCCESS || function ? error : module ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_HANDLE;
 }
 
 cudaError_t find_global(void *handle, const char *name, void **address, size_t *size)
 {
-    struct module *module = handle;
-    cudaError_t error = computes() ? find_variable(module->image, name, driver->current(), address, size) : ERROR_NOT_SUPPORTED;
+    struct image *image = retain_image(handle, NULL);
+    if (!image)
+        return ERROR_INVALID_HANDLE;
+    cudaError_t error = computes() ? find_variable(image, name, driver->current(), address, size) : ERROR_NOT_SUPPORTED;
+    image_release(image);
     return error == ERROR_NOT_SUPPORTED ? ERROR_NOT_FOUND : error;
 }
 
-static struct translated *translated_for(const struct function *function, const struct sim_device *device)
+/* Finds the kernel that a handle means on the current device. The caller releases its image. */
+static cudaError_t find_kernel(void *handle, struct translated **kernel)
 {
-    return find_translated(function->module->image, function->name, device->major * 10 + device->minor);
+    const struct sim_device *device = driver->current();
+    const char *name;
+    struct image *image = retain_image(handle, &name);
+    *kernel = image ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    if (image && !*kernel)
+        image_release(image);
+    return *kernel ? SUCCESS : image ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_HANDLE;
 }
 
 /* Makes pointers to the parameters in a copy of a buffer, in one allocation that the caller frees. An H100 refused 24 bytes for
@@ -109,17 +201,9 @@ static cudaError_t point_into(const struct sim_parameter_buffer *buffer, const s
     return SUCCESS;
 }
 
-cudaError_t launch_function(void *handle, const struct sim_launch *launch, void *stream_handle, void **parameters,
-                            const struct sim_parameter_buffer *buffer)
+static cudaError_t launch_kernel(struct translated *kernel, const struct sim_launch *launch, struct stream *stream,
+                                 void **parameters, const struct sim_parameter_buffer *buffer)
 {
-    struct function *function = handle;
-    const struct sim_device *device = driver->current();
-    struct stream *stream = find_stream(stream_handle, device);
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
-    struct translated *kernel = translated_for(function, device);
-    if (!kernel)
-        return ERROR_OUT_OF_MEMORY;
     const char *reason = refusal_of_launch(launch->has_clusters);
     cudaError_t error = reason ? ERROR_NOT_SUPPORTED : translate(kernel);
     void **pointers = NULL;
@@ -132,32 +216,66 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
     free(pointers);
     if (error != ERROR_NOT_SUPPORTED)
         return error;
-    bool is_reported = function->is_reported;
-    function->is_reported = true;
-    return report_refusal(function->name, reason ? reason : kernel->problem, is_reported);
+    bool is_reported = kernel->is_reported;
+    kernel->is_reported = true;
+    return report_refusal(kernel->name, reason ? reason : kernel->problem, is_reported);
+}
+
+cudaError_t launch_function(void *handle, const struct sim_launch *launch, void *stream_handle, void **parameters,
+                            const struct sim_parameter_buffer *buffer)
+{
+    struct stream *stream = find_stream(stream_handle, driver->current());
+    struct translated *kernel;
+    if (!stream || !is_function(handle))
+        return ERROR_INVALID_HANDLE;
+    if (!computes())
+        return SUCCESS;
+    RETURN_IF_ERROR(find_kernel(handle, &kernel));
+    const cudaError_t error = launch_kernel(kernel, launch, stream, parameters, buffer);
+    image_release(kernel->program->image);
+    return error;
+}
+
+/* Finds a kernel as find_kernel() does, or sets it to NULL if it does not run. */
+static cudaError_t find_running_kernel(void *handle, struct translated **kernel)
+{
+    *kernel = NULL;
+    if (!computes())
+        return is_function(handle) ? SUCCESS : ERROR_INVALID_HANDLE;
+    RETURN_IF_ERROR(find_kernel(handle, kernel));
+    if (translate(*kernel) != SUCCESS) {
+        image_release((*kernel)->program->image);
+        *kernel = NULL;
+    }
+    return SUCCESS;
 }
 
 cudaError_t function_attribute(void *handle, int attribute, int *value)
 {
-    const struct sim_device *device = driver->current();
-    struct translated *kernel = computes() ? translated_for(handle, device) : NULL;
-    if (!kernel || translate(kernel) != SUCCESS)
-        kernel = NULL;
-    return read_attribute(kernel, device, attribute, value);
+    struct translated *kernel;
+    RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
+    const cudaError_t error = read_attribute(kernel, driver->current(), attribute, value);
+    if (kernel)
+        image_release(kernel->program->image);
+    return error;
 }
 
 cudaError_t set_function_attribute(void *handle, int attribute, int value)
 {
-    const struct sim_device *device = driver->current();
-    struct translated *kernel = computes() ? translated_for(handle, device) : NULL;
-    return kernel && translate(kernel) == SUCCESS ? set_attribute(kernel, device, attribute, value) : SUCCESS;
+    struct translated *kernel;
+    RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
+    const cudaError_t error = set_attribute(kernel, driver->current(), attribute, value);
+    if (kernel)
+        image_release(kernel->program->image);
+    return error;
 }
 
 cudaError_t function_occupancy(void *handle, int threads, size_t dynamic_shared, int *blocks)
 {
-    const struct sim_device *device = driver->current();
-    struct translated *kernel = computes() ? translated_for(handle, device) : NULL;
-    bool runs = kernel && translate(kernel) == SUCCESS;
-    *blocks = resident_blocks(device, runs ? kernel : NULL, (uint64_t)threads, dynamic_shared);
+    struct translated *kernel;
+    RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
+    *blocks = resident_blocks(driver->current(), kernel, (uint64_t)threads, dynamic_shared);
+    if (kernel)
+        image_release(kernel->program->image);
     return SUCCESS;
 }

@@ -47,6 +47,8 @@ static const char *missing_plugin_reason(char *text, size_t size)
 
 char *demangle(const char *name)
 {
+    if (strncmp(name, "_Z", 2) != 0) /* such as `a`, which would be the code of a type */
+        return NULL;
     void *library = dlopen("libstdc++.so.6", RTLD_LAZY | RTLD_NOLOAD);
     char *(*function)(const char *, char *, size_t *, int *) =
         (char *(*)(const char *, char *, size_t *, int *))(library ? dlsym(library, "__cxa_demangle") : NULL);

@@ -61,6 +61,7 @@ int visible_device_count(void);
 /* current.c */
 cudaError_t make_context(struct sim_device **device);
 int chosen_device(void);
+cudaError_t reset_context(int ordinal);
 
 /* Every entry point first calls enter() or enter_context(), and returns their error if there is one. enter_context()
  * creates a context if the thread has none, and sets `device` to the context's device unless `device` is NULL. */
@@ -171,9 +172,8 @@ struct work {
         } barrier;
         struct copy copy;
         struct {
-            char *target;
             int value;
-            size_t size;
+            struct copy rows; /* without a source */
         } fill;
         struct {
             void (*function)(void *argument);
@@ -333,12 +333,29 @@ char *demangle(const char *name); /* NULL for a name that is not mangled */
 /* device.c */
 cudaError_t check_device(int ordinal);
 bool has_peer_access(int device, int peer);
+void reset_peer_access(int ordinal);
+
+/* cudaPitchedPtr, with the width and the height in elements that it was made for, and cudaExtent */
+struct pitched_pointer {
+    void *address;
+    size_t pitch, width, height;
+};
+
+struct extent {
+    size_t width, height, depth;
+};
+
+/* unsupported.c */
+cudaError_t refuse_arrays(const char *function); /* of textures and surfaces, which are not simulated */
 
 /* memory.c */
 int is_device_memory(const void *address);
+void note_free(const void *address); /* tells race detection */
 
 /* modules.c: what the driver does with modules and their functions, for the table */
-cudaError_t load_module(const void *data, void **module);
+cudaError_t load_module(const void *data, size_t limit, char *log, size_t log_size, void **module);
+bool is_module(void *handle);
+bool is_function(void *handle);
 cudaError_t unload_module(void *module);
 cudaError_t find_function(void *module, const char *name, void **function);
 cudaError_t find_global(void *module, const char *name, void **address, size_t *size);
@@ -350,5 +367,6 @@ cudaError_t function_occupancy(void *function, int threads, size_t dynamic_share
 
 /* default_pool.c */
 cudaError_t pool_free(const struct sim_memory *memory);
+void reset_pool(int ordinal); /* whose memory is freed */
 
 #endif

@@ -51,6 +51,26 @@ EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
     return SUCCESS;
 }
 
+EXPORT cudaError_t cudaStreamGetFlags(void *handle, unsigned *flags)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!flags)
+        return fail(ERROR_INVALID_VALUE);
+    *flags = !is_default_stream(stream) && !stream->races.is_blocking;
+    return SUCCESS;
+}
+
+EXPORT cudaError_t cudaStreamGetDevice(void *handle, int *ordinal)
+{
+    struct stream *stream;
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    if (!ordinal)
+        return fail(ERROR_INVALID_VALUE);
+    *ordinal = stream->device;
+    return SUCCESS;
+}
+
 EXPORT cudaError_t cudaStreamQuery(void *handle)
 {
     struct stream *stream;

@@ -12,6 +12,7 @@ struct symbol {
     struct image *image;
     size_t size;
     void *copies[SIM_MAX_GPUS]; /* one for each device, found or allocated when it is first used */
+    unsigned resets[SIM_MAX_GPUS]; /* of the device before it got its copy */
     void **managed;             /* where the host keeps the address of a managed variable, or NULL */
     struct symbol *next;
 };
@@ -74,8 +75,13 @@ static cudaError_t find_copy(struct symbol *symbol, int device)
 {
     size_t size;
     void *address;
-    if (symbol->copies[device])
+    const unsigned resets = driver->devices[device].context_resets;
+    if (symbol->copies[device] && symbol->resets[device] == resets)
         return SUCCESS;
+    if (symbol->resets[device] != resets && symbol->managed && *symbol->managed == symbol->copies[device])
+        *symbol->managed = NULL;
+    symbol->copies[device] = NULL;
+    symbol->resets[device] = resets;
     cudaError_t error = ERROR_NOT_SUPPORTED;
     if (computes() && symbol->image && symbol->image->data)
         error = find_variable(symbol->image, symbol->name, &driver->devices[device], &address, &size);

@@ -1,5 +1,5 @@
 /* The CUDA runtime: the functions that the driver calls. */
-#include "runtime.h"
+#include "images.h"
 
 cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority);
 cudaError_t cudaStreamDestroy(void *handle);
@@ -23,6 +23,9 @@ static const struct sim_runtime table = {
     .free_to_pool = pool_free,
     .load_module = load_module,
     .unload_module = unload_module,
+    .is_module = is_module,
+    .is_function = is_function,
+    .check_ptx = check_ptx,
     .find_function = find_function,
     .find_global = find_global,
     .launch_function = launch_function,

@@ -14,12 +14,60 @@
 enum { STATIC_SHARED_LIMIT = 48 << 10 };
 enum { ATTRIBUTE_SHARED_PER_PROCESSOR = 81, ATTRIBUTE_SHARED_PER_BLOCK = 97 };
 
+static void free_variables(struct program *program)
+{
+    for (int device = 0; device < SIM_MAX_GPUS; device++) {
+        char **addresses = program->addresses[device];
+        const bool is_there = program->resets[device] == driver->devices[device].context_resets;
+        for (size_t i = 0; addresses && is_there && program->table[i].name; i++) {
+            if (!addresses[i])
+                continue;
+            note_free(addresses[i]);
+            driver->cuMemFree((uintptr_t)addresses[i]);
+            for (int other = device + 1; other < SIM_MAX_GPUS && program->table[i].is_managed; other++)
+                if (program->addresses[other])
+                    program->addresses[other][i] = NULL; /* it is the same memory */
+        }
+        free(addresses);
+    }
+}
+
+/* Nothing runs any more. Race detection keeps the names of kernels. */
+static void free_kernels(struct program *program)
+{
+    for (struct translated *kernel = program->kernels, *next; kernel; kernel = next) {
+        next = kernel->next;
+        for (int device = 0; device < SIM_MAX_GPUS; device++)
+            free(kernel->variables[device]);
+        if (kernel->library)
+            dlclose(kernel->library);
+        if (kernel->readable != kernel->name && !race_hooks)
+            free(kernel->readable);
+        if (!race_hooks)
+            free(kernel->name);
+        free(kernel->problem);
+        pthread_mutex_destroy(&kernel->lock);
+        free(kernel);
+    }
+    free_variables(program);
+    if (program->table_library)
+        dlclose(program->table_library);
+    free(program->table_problem);
+}
+
+/* Takes the lock of a program that is to have kernels or variables. */
+static void lock_program(struct program *program)
+{
+    pthread_mutex_lock(&program->lock);
+    program->free_kernels = free_kernels;
+}
+
 struct translated *find_translated(struct image *image, const char *name, int architecture)
 {
     struct program *program = find_program(image, architecture);
     if (!program)
         return NULL;
-    pthread_mutex_lock(&program->lock);
+    lock_program(program);
     struct translated *kernel = program->kernels;
     while (kernel && strcmp(kernel->name, name) != 0)
         kernel = kernel->next;
@@ -41,10 +89,10 @@ static char *try_to_translate(struct translated *kernel, bool *is_final)
     *is_final = true;
     if (kernel->program->problem)
         return strdup(kernel->program->problem);
-    void *library = load_translation(kernel->program, kernel->name, &problem, is_final);
-    if (!library)
+    kernel->library = load_translation(kernel->program, kernel->name, &problem, is_final);
+    if (!kernel->library)
         return problem;
-    kernel->code = dlsym(library, KERNEL_SYMBOL);
+    kernel->code = dlsym(kernel->library, KERNEL_SYMBOL);
     if (!kernel->code || !sim_kernel_connect(kernel->code, &kernel->facts))
         return strdup("another version has translated it");
     return kernel->facts.uses_clusters ? strdup("it uses clusters of blocks, which are not simulated") : NULL;
@@ -72,13 +120,13 @@ static cudaError_t load_table(struct program *program, const char **problem)
 {
     if (!program->has_table) {
         char *found = NULL;
-        void *library = load_translation(program, "", &found, &program->has_table);
+        program->table_library = load_translation(program, "", &found, &program->has_table);
         if (!program->has_table) {
             free(found);
             return ERROR_OUT_OF_MEMORY;
         }
         program->table_problem = found;
-        program->table = library ? dlsym(library, TABLE_SYMBOL) : NULL;
+        program->table = program->table_library ? dlsym(program->table_library, TABLE_SYMBOL) : NULL;
     }
     if (program->table)
         return SUCCESS;
@@ -96,6 +144,12 @@ static bool has_name(const struct sim_program_variable *variable, const char *na
 static char *address_of(struct program *program, int device, size_t number)
 {
     const struct sim_program_variable *variable = &program->table[number];
+    const unsigned resets = driver->devices[device].context_resets;
+    if (program->resets[device] != resets) { /* which have freed the variables */
+        free(program->addresses[device]);
+        program->addresses[device] = NULL;
+        program->resets[device] = resets;
+    }
     if (!program->addresses[device]) {
         size_t count = 0;
         while (program->table[count].name)
@@ -134,7 +188,7 @@ cudaError_t find_variable(struct image *image, const char *name, const struct si
     const char *problem;
     if (!program || program->problem)
         return ERROR_NOT_SUPPORTED;
-    pthread_mutex_lock(&program->lock);
+    lock_program(program);
     cudaError_t error = load_table(program, &problem);
     if (error == SUCCESS) {
         size_t number = 0;
@@ -157,12 +211,13 @@ static cudaError_t find_variables(struct translated *kernel, int device)
     struct program *program = kernel->program;
     const char *problem = NULL;
     cudaError_t error = SUCCESS;
-    if (kernel->variables[device])
+    const unsigned resets = driver->devices[device].context_resets;
+    if (kernel->variables[device] && kernel->resets[device] == resets)
         return SUCCESS;
     char **found = calloc(kernel->facts.variable_count + 1, sizeof *found);
     if (!found)
         return ERROR_OUT_OF_MEMORY;
-    pthread_mutex_lock(&program->lock);
+    lock_program(program);
     if (kernel->facts.variable_count)
         error = load_table(program, &problem);
     for (uint32_t i = 0; i < kernel->facts.variable_count && !problem && error == SUCCESS; i++) {
@@ -179,10 +234,13 @@ static cudaError_t find_variables(struct translated *kernel, int device)
         kernel->problem = strdup(problem);
         error = ERROR_NOT_SUPPORTED;
     }
-    if (error == SUCCESS)
+    if (error == SUCCESS) {
+        free(kernel->variables[device]);
+        kernel->resets[device] = resets;
         kernel->variables[device] = found;
-    else
+    } else {
         free(found);
+    }
     return error;
 }
 
@@ -347,14 +405,17 @@ static bool keep(struct work *work)
 {
     size_t size = launch_size(work->translated->kernel);
     struct translated_launch *copy = malloc(size);
-    if (copy)
+    if (copy) {
         memcpy(copy, work->translated, size);
+        image_retain(copy->kernel->program->image);
+    }
     work->translated = copy;
     return copy != NULL;
 }
 
 static void release(const struct work *work)
 {
+    image_release(work->translated->kernel->program->image);
     free(work->translated);
 }
 
@@ -384,13 +445,10 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
 static cudaError_t check_shape(const struct translated *kernel, const struct sim_launch *shape,
                                const struct sim_device *device)
 {
-    enum { MAX_GRID = 65535, MAX_DEPTH = 64 };
     const struct sim_kernel_facts *facts = &kernel->facts;
     const uint32_t *block = shape->block, *required = facts->required_block;
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     size_t allowed = kernel->dynamic_limit ? (size_t)kernel->dynamic_limit : STATIC_SHARED_LIMIT - facts->shared_size;
-    if (shape->grid[0] > INT32_MAX || shape->grid[1] > MAX_GRID || shape->grid[2] > MAX_GRID || block[2] > MAX_DEPTH)
-        return ERROR_INVALID_CONFIGURATION;
     if (facts->thread_limit && threads > facts->thread_limit)
         return ERROR_LAUNCH_OUT_OF_RESOURCES;
     if (required[0] && (block[0] != required[0] || block[1] != required[1] || block[2] != required[2]))

@@ -100,6 +100,11 @@ def test_broken_ptx_is_invalid_and_the_log_says_where(old: str, new: str) -> Non
     assert (info_size, is_size, info) == (0, True, "")
 
 
+def test_a_modifier_is_unknown_in_newer_ptx_too() -> None:
+    text = KERNEL.replace("7.0", "9.2").replace("st.global", "st.glabel")
+    assert evaluate(f"report(load({text.encode()!r})[0])", compute=False) == INVALID_PTX
+
+
 def test_ptx_that_simulated_gpus_do_not_run_is_valid() -> None:
     program = r"""
         texts = [

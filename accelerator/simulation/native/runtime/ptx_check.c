@@ -8,6 +8,7 @@
 
 /* Of PTX up to this version. Newer ones may have others. */
 enum { KNOWN_MAJOR = 9, KNOWN_MINOR = 0 };
+
 static const char *const opcodes[] = {
     "abs", "activemask", "add", "addc", "alloca", "and", "applypriority", "atom", "bar", "barrier", "bfe", "bfi",
     "bfind", "bmsk", "bra", "brev", "brkpt", "brx", "call", "clusterlaunchcontrol", "clz", "cnot", "copysign", "cos",
@@ -21,7 +22,8 @@ static const char *const opcodes[] = {
     "vabsdiff4", "vadd", "vadd2", "vadd4", "vavrg2", "vavrg4", "vmad", "vmax", "vmax2", "vmax4", "vmin", "vmin2",
     "vmin4", "vote", "vset", "vset2", "vset4", "vshl", "vshr", "vsub", "vsub2", "vsub4", "wgmma", "wmma", "xor",
 };
-/* Opcodes of which all modifiers in letters are known, and those. */
+
+/* Opcodes of which all modifiers in letters are known, and those. Newer modifiers have digits or "::". */
 static const char *const complete_opcodes[] = {
     "abs", "add", "and", "bra", "cvt", "div", "exit", "fma", "ld", "mad", "max", "min", "mov", "mul", "neg", "not",
     "or", "rcp", "rem", "ret", "rsqrt", "selp", "setp", "shl", "shr", "sqrt", "st", "sub", "xor",
@@ -170,7 +172,7 @@ static cudaError_t check_instruction(struct text *text, struct word opcode, bool
 {
     if (is_known && !IS_IN(opcodes, opcode))
         return report(text, "Not a name of any known instruction:", opcode);
-    const bool is_complete = is_known && IS_IN(complete_opcodes, opcode);
+    const bool is_complete = IS_IN(complete_opcodes, opcode);
     while (next(text) == '.') {
         text->at++;
         struct word modifier = read_name(text);

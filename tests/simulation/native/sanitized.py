@@ -18,6 +18,7 @@ TESTS = (
     *("test_memory_misuse.py", "test_memory_accounting.py", "test_device_memory.py", "test_shared_files.py", "test_misuse.py"),
     "test_visible_devices.py",
     "../nvml/test_nvml_memory.py",
+    *("test_modules.py", "../runtime/test_memory_calls.py", "../extensions/test_damaged_images.py"),
 )
 SMOKE = """
 import torch

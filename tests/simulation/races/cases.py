@@ -528,6 +528,33 @@ def columns_that_a_copy_writes() -> None:
     y[9, 9:].sum()  # second
 
 
+@racy("wait_stream")
+def columns_that_a_fill_writes() -> None:
+    x, side = _tensor(10, 10), torch.cuda.Stream()
+    loaded_runtime().cudaMemset2DAsync(*_words(x.data_ptr() + 8, 40, 0, 12, 10, side.cuda_stream))  # first
+    x[9, 4:].sum()  # second
+
+
+@racy("wait_stream")
+def a_plane_that_a_copy_writes() -> None:
+    x, y, side = _tensor(3, 4, 10), _tensor(3, 4, 10), torch.cuda.Stream()
+    position, extent = (0, 0, 0), (8, 2, 3)  # two columns of two rows of each plane
+    target, source = (address.data_ptr() for address in (y, x))
+    sides = [word for start in (source, target) for word in (0, *position, start, 40, 40, 4)]
+    loaded_runtime().cudaMemcpy3DAsync((ctypes.c_size_t * 20)(*sides, *extent, 3), *_words(side.cuda_stream))  # first
+    y[2, 1, :2].sum()  # second
+
+
+@silent
+def parts_beside_those_of_a_fill_and_a_copy() -> None:
+    x, y, z, side = _tensor(10, 10), _tensor(3, 4, 10), _tensor(3, 4, 10), torch.cuda.Stream()
+    loaded_runtime().cudaMemset2DAsync(*_words(x.data_ptr() + 8, 40, 0, 12, 10, side.cuda_stream))
+    sides = [word for start in (z.data_ptr(), y.data_ptr()) for word in (0, 0, 0, 0, start, 40, 40, 4)]
+    loaded_runtime().cudaMemcpy3DAsync((ctypes.c_size_t * 20)(*sides, 8, 2, 3, 3), *_words(side.cuda_stream))
+    for rest in (x[:, :2], x[:, 5:], y[:, 2:], y[:, :, 2:]):
+        rest.sum()
+
+
 @silent
 def columns_beside_those_of_a_copy() -> None:
     x, y, arguments, _ = _tables()

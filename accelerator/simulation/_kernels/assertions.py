@@ -12,8 +12,9 @@ from typing import Any
 import torch
 
 from . import runtime
+from .decompositions import DECREASING_OFFSETS
 
-__all__ = ["fail", "is_failed", "may_assert", "with_valid_values"]
+__all__ = ["fail", "is_failed", "with_valid_values"]
 
 _SIZES = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
 _SELECT = "srcIndex < srcSelectDimSize"
@@ -34,6 +35,7 @@ _ASSERTIONS = {
         "EmbeddingBag.cu",
         '!has_invalid_index && "Invalid input index in EmbeddingBag: index out of range [0, numRows)"',
     ),
+    "masked_scatter": ("IndexKernel.cu", "totalElements <= srcSize"),
     "gather": ("ScatterGatherKernel.cu", _SCATTER),
     "scatter": ("ScatterGatherKernel.cu", _SCATTER),
     "take": ("IndexKernel.cu", "idx < numel && idx >= -numel"),
@@ -57,6 +59,7 @@ _VALUES = re.compile(
     r"|out of range: tried to access index|Target -?\d+ is out of bounds|target out of range|'target' is out of range"
     r"|Found an invalid max index|all elements of (input|target) should be between 0 and 1|index out of bounds: "
     r"|invalid multinomial distribution|Expected p_in >= 0 && p_in <= 1|invalid Poisson rate"
+    rf"|{DECREASING_OFFSETS}|Number of elements of source < number of ones in mask"
 )
 
 
@@ -64,14 +67,9 @@ def _find(op: str) -> tuple[str, str] | None:
     return next((found for start, found in _ASSERTIONS.items() if op.startswith(start)), None)
 
 
-def may_assert(op: str) -> bool:
-    """Return whether a CUDA kernel of an op, by its short name, has an assertion on values."""
-    return _find(op) is not None
-
-
 def is_failed(op: str, error: Exception) -> bool:
     """Return whether the CPU's kernel has raised an error for values that CUDA's kernel asserts."""
-    return op.startswith("_assert_async") or (may_assert(op) and _VALUES.search(str(error)) is not None)
+    return op.startswith("_assert_async") or (_find(op) is not None and _VALUES.search(str(error)) is not None)
 
 
 def fail(op: str, error: Exception, device: torch.device) -> None:
@@ -86,6 +84,8 @@ def fail(op: str, error: Exception, device: torch.device) -> None:
     text = str(error).partition("\n")[0].rstrip(".")
     if "infinity or NaN" in text or "sum of probabilities" in text:
         assertion = _SUM
+    if DECREASING_OFFSETS in text:
+        assertion = "end >= begin"
     if op.startswith("_assert_async") and not text.startswith(_NO_MESSAGE):
         assertion = text
     line = f"{file}: {op}: block: [0,0,0], thread: [0,0,0] Assertion `{assertion}` failed. ({text})"

@@ -40,11 +40,13 @@ class Call:
         "narrow_dtype",
         "op",
         "out_tensors",
+        "widens",
         "written",
     )
 
-    def __init__(self, op: Op, may_resize: bool = False) -> None:
+    def __init__(self, op: Op, may_resize: bool = False, widens: bool = False) -> None:
         self.op = op
+        self.widens = widens  # computes in a wider type than the first tensor's
         self.may_resize = may_resize  # out= tensors become copies that can grow
         self.device: torch.device | None = None
         self.narrow_dtype: torch.dtype | None = None  # the first tensor's type if the op is computed in a wider one
@@ -97,7 +99,7 @@ class Call:
         device = tensor.device
         if device.type == "cpu":
             is_scalar = tensor.dim() == 0 and self.argument not in self.op.written
-            may_be_on_host = self.argument in self.op.host_arguments or (is_scalar and self.op.takes_host_scalars)
+            may_be_on_host = self.argument in self.op.host_arguments or (is_scalar and self.argument in self.op.host_scalars)
             if not self.host_argument and not may_be_on_host:
                 self.host_argument = self.argument
             return tensor
@@ -127,7 +129,7 @@ class Call:
         rules = self.op.dtype_rules
         if dtype in rules.refused:
             raise_unsupported_dtype(self.op.short_name, dtype)
-        if dtype in rules.widened or dtype is WITHOUT_KERNELS:
+        if self.widens or dtype in rules.widened or dtype is WITHOUT_KERNELS:
             self.narrow_dtype = dtype
 
     def _widened(self, tensor: torch.Tensor, narrow_dtype: torch.dtype) -> torch.Tensor:

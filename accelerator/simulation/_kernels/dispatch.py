@@ -15,6 +15,7 @@ from .aliases import FreedError
 from .bindings import DispatchKey
 from .call import Call, tensors_in
 from .engine import engine
+from .error_texts import computes_wider, cuda_error
 from .ops import Op
 from .runtime import has_faults, streams_need_checks
 from .schemas import operator_of
@@ -54,15 +55,16 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         try:
             try:
                 computed = call.compute(cpu_args, cpu_kwargs)
-            except (RuntimeError, IndexError) as error:
+            except (RuntimeError, IndexError, TypeError, ValueError) as error:
                 if call.device is not None and assertions.is_failed(op.short_name, error):
                     computed = _fail_on_device(call, error, cpu_args, cpu_kwargs)
                     return call.results(computed, args, kwargs)
-                if not call.written or _NOT_RESIZABLE not in str(error):
-                    raise
+                widens = computes_wider(op.short_name, error, cpu_args)
+                if not widens and (not call.written or _NOT_RESIZABLE not in str(error)):
+                    raise cuda_error(op.short_name, error) from None
                 # The op has warned that it enlarges an argument; the second run has arguments that can grow.
                 call.undraw()
-                call = Call(op, may_resize=True)
+                call = Call(op, may_resize=not widens, widens=widens)
                 cpu_args, cpu_kwargs = call.convert(args, kwargs)
                 with warnings.catch_warnings():
                     warnings.simplefilter("ignore")
@@ -94,7 +96,7 @@ def _fail_on_device(call: Call, error: Exception, cpu_args: list[Any], cpu_kwarg
     assert call.device is not None
     name = call.op.short_name
     computed, problem = None, None
-    if not name.startswith("_assert_async"):
+    if not name.startswith(("_assert_async", "masked_scatter")):  # which make no new tensors
         try:
             call.undraw()  # before the context is broken, whose generators cannot be read
             computed = call.compute(assertions.with_valid_values(cpu_args), assertions.with_valid_values(cpu_kwargs))

@@ -19,7 +19,16 @@ from .._build_cache import announce_once
 from .._torch_versions import NEWEST_TORCH, release
 from .bindings import DispatchKey
 
-__all__ = ["WITHOUT_KERNELS", "DtypeRules", "dtype_rules", "raise_unsupported_dtype", "report_newer_torch", "widen"]
+__all__ = [
+    "ERROR_NAMES",
+    "WITHOUT_KERNELS",
+    "DtypeRules",
+    "dtype_rules",
+    "raise_unsupported_dtype",
+    "report_newer_torch",
+    "scalar_type_name",
+    "widen",
+]
 
 
 class DtypeRules(NamedTuple):
@@ -30,7 +39,7 @@ class DtypeRules(NamedTuple):
 
 
 # The name that CUDA's error contains, if it differs from the op's name.
-_ERROR_NAMES = {
+ERROR_NAMES = {
     "mm": "addmm_cuda",
     "addbmm": "addmm_cuda",
     "addmm": "addmm_cuda",
@@ -172,13 +181,18 @@ def dtype_rules(short_name: str, key: DispatchKey = DispatchKey.CPU) -> DtypeRul
     return rules
 
 
+def scalar_type_name(dtype: torch.dtype) -> str:
+    """Return torch's name of a type in errors, such as "Half"."""
+    return _SCALAR_TYPE_NAMES.get(dtype, str(dtype).removeprefix("torch.").capitalize())
+
+
 def raise_unsupported_dtype(short_name: str, dtype: torch.dtype) -> None:
     """Raise CUDA's error for a type that an op does not support."""
     short_name = short_name.removesuffix("_")
     type_name = _SCALAR_TYPE_NAMES[dtype]
     if short_name in _BY_CUDNN:
         raise RuntimeError(f"getCudnnDataTypeFromScalarType() not supported for {type_name}")
-    raise NotImplementedError(f"\"{_ERROR_NAMES.get(short_name, short_name)}\" not implemented for '{type_name}'")
+    raise NotImplementedError(f"\"{ERROR_NAMES.get(short_name, short_name)}\" not implemented for '{type_name}'")
 
 
 def widen(dtype: torch.dtype, first: torch.dtype, short_name: str) -> torch.dtype:

@@ -19,7 +19,6 @@ from .._boundary import Boundary
 from .._engine_build import describe, ensure_built
 from . import bindings, runtime
 from .argument_checks import checked_dtypes
-from .assertions import may_assert
 from .decompositions import NEEDS, Need
 from .determinism import has_alert
 from .dtypes import WITHOUT_KERNELS
@@ -63,6 +62,7 @@ class _Rules(NamedTuple):
 
     python_dtypes: int
     host_arguments: int
+    host_scalars: int
     out_arguments: int
     state_arguments: int
     flags: int
@@ -78,7 +78,6 @@ class _Rules(NamedTuple):
 class _Flags(NamedTuple):
     """The flags of ``op_rules``."""
 
-    TAKES_HOST_SCALARS: bool
     HAS_ALERT: bool
     HAS_WORKSPACE: bool
     READS_INDICES: bool
@@ -89,7 +88,6 @@ class _Flags(NamedTuple):
     NEEDS_INPUT_DTYPE: bool
     COUNTS_VERSIONS: bool
     KEEPS_STORAGE: bool
-    MAY_ASSERT: bool
     COPIES_RESULT: bool
 
 
@@ -252,7 +250,6 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
     reduces = op.name in REDUCTIONS.keys() - ALWAYS_TAKE_MEMORY and "dim" in op.names and not op.out
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.name), *need.dtypes, WITHOUT_KERNELS}
     flags = _Flags(
-        TAKES_HOST_SCALARS=op.takes_host_scalars,
         HAS_ALERT=has_alert(op.short_name),
         HAS_WORKSPACE=has_workspace(op.short_name),
         READS_INDICES=op.is_indexing,
@@ -263,12 +260,12 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
         COUNTS_VERSIONS=counts_versions(op.name),
         KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
-        MAY_ASSERT=may_assert(op.short_name),
         COPIES_RESULT=op.name in COPIES_OF_RESULT,
     )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
         host_arguments=_positions(op, op.host_arguments),
+        host_scalars=_positions(op, op.host_scalars),
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
         flags=sum_flags(flags),

@@ -17,6 +17,7 @@ from .aliases import cpu_alias
 from .bindings import DispatchKey
 from .decompositions import DECOMPOSITIONS
 from .dtypes import dtype_rules
+from .error_texts import refused_host_scalars
 from .kernel_memory import RESULT_MEMORY
 from .library_texts import device_checks
 from .shape_rules import RULES_OF_CUDA
@@ -129,9 +130,10 @@ class Op:
         host_arguments = () if short_name.startswith(_WITH_HOST_ARGUMENTS) else _HOST_ARGUMENTS.get(short_name)
         # The arguments that may be CPU tensors.
         self.host_arguments = frozenset(() if host_arguments is None else host_arguments or self.names) & {*self.names}
-        # Whether arguments may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
+        # The arguments that may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
         checks = names_of_check(name, key) & device_checks()
-        self.takes_host_scalars = short_name not in _CHECKED_BY_KERNEL and not checks
+        takes_none = short_name in _CHECKED_BY_KERNEL or bool(checks)
+        self.host_scalars = frozenset(() if takes_none else {*self.names}.difference(refused_host_scalars(short_name)))
         # The function of torch that checks the devices of the op's tensors before it calls the CUDA kernel, if there is one.
         self.device_check = min(checks, default="")
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}

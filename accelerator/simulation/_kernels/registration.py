@@ -20,6 +20,7 @@ from .dtypes import report_newer_torch
 from .engine import OVERRIDE_KEY, engine, with_memory
 from .memory_growth import watched
 from .ops import not_simulated
+from .recurrent_checks import RECURRENT_NETS, recurrent_net
 from .schemas import schema_of, short_name
 from .version_counters import with_versions
 from .workspaces import release_with_torch, with_workspace
@@ -120,6 +121,9 @@ def install(computes: bool = True) -> None:
                 _register(library, name, override)
             else:
                 library.impl(name, DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
+        for name in RECURRENT_NETS:
+            for key in (DispatchKey.CUDA, DispatchKey.AutogradCUDA):
+                library.impl(name, key, recurrent_net(name))
         _register(library, "aten::copy_", copy_override())
         if not computes:
             rehearsal.zero_memory_of_compiled_code()

@@ -14,6 +14,7 @@ import torch
 
 from . import bindings
 from .aliases import cpu_alias
+from .error_texts import computes_wider, cuda_error
 from .known_values import KNOWN, state_of
 from .ops import Op
 
@@ -34,6 +35,7 @@ _CHECKED = frozenset(
 )
 _ABOUT_TYPES = re.compile(
     r"not implemented for|d[- ]?type|scalar type|bool tensor|can't be cast|[Ee]xpected .* to be (Long|Int|Byte)"
+    r"|without overflow"
 )
 _MOST_LENGTH = 2
 _IGNORED = -100  # the default of losses
@@ -49,9 +51,10 @@ def check_types(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             shrunk_args, shrunk_kwargs = [_shrunk(value) for value in args], {n: _shrunk(v) for n, v in kwargs.items()}
             op.compute(*shrunk_args, **shrunk_kwargs)
         except (RuntimeError, TypeError, ValueError, IndexError) as error:
-            if not _ABOUT_TYPES.search(str(error)) or _is_widened(op, (*args, *kwargs.values())):
+            is_computed = _is_widened(op, (*args, *kwargs.values())) or computes_wider(op.short_name, error, args)
+            if not _ABOUT_TYPES.search(str(error)) or is_computed:
                 return
-            raise
+            raise cuda_error(op.short_name, error) from None
 
 
 def _is_widened(op: Op, values: tuple[Any, ...]) -> bool:

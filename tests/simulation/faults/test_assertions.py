@@ -33,6 +33,15 @@ CALLS = {
     "_index_put_impl_": ('"index out of bounds"', "x.index_put_((bad,), torch.tensor(1., device='cuda'))"),
     "index_select of embedding": ("srcIndex < srcSelectDimSize", "F.embedding(bad, x)"),
     "_embedding_bag_forward_only": ("index out of range [0, numRows)", "F.embedding_bag(bad[None], x)"),
+    "_embedding_bag_forward_only of a decreasing offset": (
+        "end >= begin",
+        "F.embedding_bag((bad * 0).expand(3).contiguous(), x, torch.cat([bad * 0, bad // 4, bad // 9]))",
+    ),
+    "_embedding_bag_forward_only of an offset behind the end": (
+        "end >= begin",
+        "F.embedding_bag((bad * 0).expand(3).contiguous(), x, torch.cat([bad * 0, bad]))",
+    ),
+    "masked_scatter_": ("totalElements <= srcSize", "x.masked_scatter_(x < bad, x[0, :1].clone())"),
     "gather": ('"scatter gather kernel index out of bounds"', "x.gather(0, bad[None])"),
     "scatter_": ('index out of bounds"', "x.scatter_(0, bad[None], 1.)"),
     "scatter_add_": ('"scatter gather kernel index out of bounds"', "x.scatter_add_(0, bad[None], x[:1, :1].clone())"),

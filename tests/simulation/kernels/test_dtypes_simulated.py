@@ -33,7 +33,8 @@ def find_error(op: Any, sample: Any, backward: bool) -> str | None:
 def find_first_error(op: Any, dtype: torch.dtype, backward: bool = False) -> str | None:
     """Return the first error of an entry's samples, or None."""
     errors = (find_error(op, sample, backward) for sample in samples(op, dtype, backward))
-    return next((error for error in errors if error), None)
+    # cuFFT refuses other sizes of half types. The database has samples of bfloat16 with such sizes.
+    return next((error for error in errors if error and "sizes are powers of two" not in error), None)
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ Function = Callable[[torch.Tensor, torch.Tensor], Any]
 TAKEN: dict[str, Function] = {
     "add": lambda x, n: x + n,
     "addcdiv": lambda x, n: torch.addcdiv(x, n, n),
-    "addcmul": lambda x, n: torch.addcmul(x, n, n),
+    "addcmul": lambda x, n: torch.addcmul(x, x, n),
     "atan2": torch.atan2,
     "copysign_": lambda x, n: x.clone().copysign_(n),
     "eq_": lambda x, n: x.clone().eq_(n),

@@ -55,6 +55,89 @@ def differing(module: str, names: list[str], folder: Path) -> dict[str, tuple[An
     return {name: (computed[name], rehearsed[name]) for name in computed if computed[name] != rehearsed[name]}
 
 
+def test_size_limits_of_cudas_kernels() -> None:
+    """The libraries have a check for each: a row whose text the installed torch lacks is not refused."""
+    code = """
+        import importlib
+        import torch
+        from torch.nn import functional as F
+        texts = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+        large, int_max = 2**31 + 8, 2**31 - 1
+
+        def empty(*shape, dtype=torch.float16):
+            return torch.empty(shape, device="cuda", dtype=dtype)
+
+        fits, gradient_fits = (f"{name} tensor must fit into 32-bit index math" for name in ("input", "output gradient"))
+        gemm, bgemm = (f"at::cuda::blas::{name}<at::Half> argument" for name in ("gemm", "bgemm"))
+        less = "must be non-negative and less than "
+        rows = {
+            "sort": (lambda: empty(large).sort(), "The dimension being sorted can not have more than INT_MAX elements."),
+            "kthvalue": (
+                lambda: empty(large).kthvalue(1),
+                f"kthvalue(): dimension 0 is too large ({large}). The current CUDA implementation supports",
+                "). The current CUDA implementation supports dimension sizes up to ",
+            ),
+            "unique": (lambda: empty(large).unique(), f"num_inp {large} is too big to for CUB", " is too big to for CUB"),
+            "layer_norm": (
+                lambda: F.layer_norm(empty(large, 1), (1,)),
+                "M should be less than maximum CUDA grid size,   file a support request to support bigger batches",
+            ),
+            "layer_norm, backward": (
+                lambda: F.layer_norm(empty(1, large).requires_grad_(), (large,)).backward(empty(1, large)),
+                "Normalized shape should have less than INT_MAX elements,   file a support request to support bigger",
+            ),
+            "mm, m": (lambda: empty(large, 1) @ empty(1, 1), f"{gemm} n {less}{int_max} but got {large}", f"{gemm} n {less}"),
+            "mm, n": (lambda: empty(1, 1) @ empty(1, large), f"{gemm} m {less}{int_max} but got {large}", f"{gemm} m {less}"),
+            "mm, k": (lambda: empty(1, large) @ empty(large, 1), f"{gemm} k {less}{int_max} but got", f"{gemm} k {less}"),
+            "bmm": (lambda: empty(1, large, 1) @ empty(1, 1, 1), f"{bgemm} n {less}{int_max} but got", f"{bgemm} n {less}"),
+            "baddbmm": (
+                lambda: empty(1, 1, 1).baddbmm(empty(1, large, 1), empty(1, 1, 1)),
+                f"{bgemm} n {less}{int_max} but got",
+                f"{bgemm} n {less}",
+            ),
+            "multinomial": (lambda: empty(2**24 + 1).multinomial(1), "number of categories cannot exceed 2^24"),
+            "reflection_pad1d": (lambda: F.pad(empty(1, large), (1, 1), "reflect"), fits),
+            "replication_pad2d": (lambda: F.pad(empty(1, 1, large), (1, 1, 1, 1), "replicate"), fits),
+            "replication_pad2d, backward": (
+                lambda: F.pad(empty(1, 2, 2**29).requires_grad_(), (0, 0, 2, 2), "replicate").backward(empty(1, 6, 2**29)),
+                gradient_fits,
+            ),
+        }
+        for name, (call, text, *library_text) in rows.items():
+            literal = (library_text or [text])[0]
+            if not any(texts.has_text(library, literal) for library in ("libtorch_cuda.so", "libtorch_cpu.so")):
+                continue
+            try:
+                call()
+            except RuntimeError as error:
+                assert text in str(error), (name, str(error))
+            else:
+                raise AssertionError(name)
+        empty(2**24).multinomial(1)
+        empty(2**31 - 1).sort()
+    """
+    run(code, memory="200GiB")
+
+
+def test_refused_numbers_and_names_of_kernels() -> None:
+    code = """
+        import torch
+        for call, text in (
+            (lambda: torch.ones(1000, device="cuda", dtype=torch.float16).clamp(-1e6, 1e6), ""),
+            (lambda: torch.ones(1000, device="cuda", dtype=torch.int8).masked_fill(
+                torch.ones(1000, device="cuda", dtype=torch.bool), 1000), "without overflow"),
+            (lambda: torch.ones(1000, device="cuda", dtype=torch.complex64).ge(1), '"compare_cuda" not implemented'),
+        ):
+            try:
+                call()
+            except RuntimeError as error:
+                assert text and text in str(error), str(error)
+            else:
+                assert not text, text
+    """
+    run(code)
+
+
 def test_programs_need_what_computing_needs(tmp_path: Path) -> None:
     code = """
         import torch._dynamo

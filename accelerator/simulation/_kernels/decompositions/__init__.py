@@ -43,8 +43,9 @@ from . import (
 )
 from .common import Need
 from .cudnn_selection import CUDNN_SELECTION, separate_flag
+from .embedding_bags import DECREASING_OFFSETS
 
-__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "NEEDS", "Need", "separate_flag"]
+__all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "DECREASING_OFFSETS", "NEEDS", "Need", "separate_flag"]
 
 _MODULES = (
     convolution,

@@ -1,6 +1,7 @@
 """Embedding bags: CUDA's kernels return other indices for the backward than the CPU's.
 
-CUDA returns the bag of each index, as many sizes as there are offsets, and indices of maxima only for the mode "max".
+CUDA returns the bag of each index, as many sizes as there are offsets, and indices of maxima only for the mode "max". It takes
+the first offset as 0 and the end of the last bag as the number of indices, whatever they are.
 """
 
 from __future__ import annotations
@@ -11,7 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DECOMPOSITIONS"]
+__all__ = ["DECOMPOSITIONS", "DECREASING_OFFSETS"]
+
+DECREASING_OFFSETS = "an embedding bag ends before it begins"
+"""The error in place of which CUDA's kernel fails an assertion."""
 
 _MODE_MAX = 2
 
@@ -29,6 +33,14 @@ def _bags(function: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor]]) -> Cal
         padding_idx: int = -1,
     ) -> tuple[Tensor, ...]:
         options = scale_grad_by_freq, mode, sparse, per_sample_weights, include_last_offset, padding_idx
+        if offsets.numel() > include_last_offset:
+            offsets = offsets.clone()
+            offsets[0] = 0
+            ends = torch.cat([offsets[1 : offsets.numel() - include_last_offset], offsets.new_tensor([indices.numel()])])
+            if (ends < offsets[: ends.numel()]).any():
+                raise RuntimeError(DECREASING_OFFSETS)
+            if include_last_offset:
+                offsets[-1] = indices.numel()
         output, _, bag_size, max_indices = function(weight, indices, offsets, *options)
         starts = offsets[1:] if not include_last_offset else offsets[1:-1]
         bag_of_index = torch.bucketize(torch.arange(indices.numel()), starts.long().contiguous(), right=True).to(indices.dtype)

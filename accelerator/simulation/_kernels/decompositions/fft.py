@@ -34,16 +34,14 @@ def _check_sizes(self: Tensor, dims: list[int], last_size: int | None = None) ->
             "cuFFT doesn't support bfloat16 with compute capability less than SM_80, but the device containing input bfloat16"
             f" tensor only has SM_{''.join(map(str, torch.cuda.get_device_capability()))}"
         )
-    if is_bfloat16:  # PyTorch's operator database tests other sizes too
+    text = f"cuFFT only supports dimensions whose sizes are powers of two when computing in {_HALF_TYPES[self.dtype]} precision"
+    if not has_text("libtorch_cuda.so", text):  # of bfloat16, before torch 2.14
         return
     sizes = [self.size(dim) for dim in dims]
     if last_size is not None and sizes:
         sizes[-1] = last_size
     if not all(math.log2(size).is_integer() for size in sizes if size):
-        raise RuntimeError(
-            "cuFFT only supports dimensions whose sizes are powers of two when computing in half precision,"
-            f" but got a signal size of{sizes}"
-        )
+        raise RuntimeError(f"{text}, but got a signal size of{sizes}")
 
 
 def _complex_dtype(dtype: torch.dtype) -> torch.dtype:

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor
 
+from .. import bindings
 from .common import write
 
 _FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
@@ -100,7 +103,26 @@ def scaled_mm_out(
     return write(out, scaled_mm(self, mat2, scale_a, scale_b, bias, scale_result, out_dtype or out.dtype))
 
 
-DECOMPOSITIONS = {
+def scaled_mm_with_recipes(
+    self: Tensor,
+    mat2: Tensor,
+    scale_a: list[Tensor],
+    recipe_a: list[int],
+    swizzle_a: list[int],
+    scale_b: list[Tensor],
+    recipe_b: list[int],
+    swizzle_b: list[int],
+    bias: Tensor | None,
+    out_dtype: torch.dtype | None,
+    contraction_dim: list[int] | None = None,
+    use_fast_accum: bool = False,
+) -> Tensor:
+    if len(scale_a) != 1 or len(scale_b) != 1:
+        raise NotImplementedError("aten::_scaled_mm_v2 with two levels of scales is not simulated")
+    return scaled_mm(self, mat2, scale_a[0], scale_b[0], bias, None, out_dtype or torch.bfloat16)
+
+
+DECOMPOSITIONS: dict[str, Callable[..., Tensor]] = {
     "aten::mm.dtype": mm,
     "aten::mm.dtype_out": mm_out,
     "aten::bmm.dtype": mm,
@@ -112,3 +134,6 @@ DECOMPOSITIONS = {
     "aten::_scaled_mm": scaled_mm,
     "aten::_scaled_mm.out": scaled_mm_out,
 }
+_WITH_RECIPES = "aten::_scaled_mm_v2"  # from torch 2.10 on; later, the CPU has a kernel
+if _WITH_RECIPES in bindings.all_op_names() and not bindings.has_computed_kernel(_WITH_RECIPES, "CPU"):
+    DECOMPOSITIONS[_WITH_RECIPES] = scaled_mm_with_recipes

@@ -18,6 +18,7 @@ enum class Kind : uint8_t { TENSOR, TENSOR_LIST, OPTIONAL_TENSOR_LIST, GENERATOR
 
 constexpr auto OVERRIDE_KEY = DispatchKey::PrivateUse2; // no device has it
 constexpr DispatchKeySet OVERRIDE_KEYS(OVERRIDE_KEY);
+constexpr int64_t MOST_DIMENSIONS = 24; // with more, some of CUDA's kernels refuse a tensor
 
 // The call of this thread whose memory Python takes, and then tells. Its signature is BEGINS until the kernel is called, and 0 if
 // the engine does not handle the call.
@@ -80,8 +81,7 @@ private:
     bool is_transfer(const Stack& stack) const;
     bool clear(const Stack& stack) const;
     void flip_bit(const Stack& stack, const Look& look, int bit) const;
-    bool compute_or_restore(const c10::OperatorHandle& op, Stack* stack, const Look& look, int flipped_bit);
-    void compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
+    bool compute(const c10::OperatorHandle& op, Stack* stack, const Look& look);
     void call_with_races(const c10::OperatorHandle& op, Stack* stack);
     void add_arguments(const Stack& stack, RaceScope& scope) const;
 
@@ -93,6 +93,7 @@ private:
     std::atomic<bool> is_described_{false};
     op_rules rules_{};
     std::vector<std::pair<uint32_t, Kind>> arguments_; // those that may hold tensors, generators or devices
+    std::vector<uint32_t> others_;
     std::vector<bool> writes_;                         // whether the op writes each of them
     std::vector<bool> are_statistics_;                 // whether each is the running statistics of a norm; the rules have these
                                                        // as state_arguments, but only from the first call on
@@ -130,8 +131,10 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
         const Kind kind = kind_of(arguments[position].real_type());
         if (arguments[position].name() == "training" || arguments[position].name() == "train")
             training_ = int64_t(position);
-        if (kind == Kind::OTHER)
+        if (kind == Kind::OTHER) {
+            others_.push_back(uint32_t(position));
             continue;
+        }
         arguments_.emplace_back(position, kind);
         const auto* alias = arguments[position].alias_info();
         writes_.push_back(alias && alias->isWrite());
@@ -156,6 +159,8 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
     if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
         if (C10_UNLIKELY(tensor->unsafe_storage().unsafeGetStorageImpl()->data() == nullptr && tensor->numel() != 0))
             return false; // its storage was freed
+        if (C10_UNLIKELY(tensor->numel() > INT32_MAX || tensor->dim() > MOST_DIMENSIONS))
+            return false;
         const auto device = tensor->device().index();
         if (look.first == nullptr) {
             look.first = tensor;
@@ -170,7 +175,7 @@ inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
     if (!has_only(tensor, CPU_KEYS))
         return tensor == c10::UndefinedTensorImpl::singleton();
     return tensor->is_wrapped_number() || ((rules_.host_arguments >> arguments_[index].first) & 1) ||
-           (tensor->dim() == 0 && (rules_.flags & TAKES_HOST_SCALARS) && !writes_[index]);
+           (tensor->dim() == 0 && ((rules_.host_scalars >> arguments_[index].first) & 1) && !writes_[index]);
 }
 
 inline bool Kernel::look_at_tensors(const Stack& stack, Look& look) const
@@ -303,27 +308,8 @@ inline bool Kernel::run(const c10::OperatorHandle& op, Stack* stack, Look& look)
         cuda().synchronizeStream(cuda().getStream(c10::Device(c10::kCUDA, look.device)));
     if ((rules_.flags & COPIES) && is_transfer(*stack))
         op.callBoxedForDispatchKey(DispatchKey::CompositeExplicitAutograd, *stack); // torch's own kernel
-    else if (rules_.flags & MAY_ASSERT)
-        return compute_or_restore(op, stack, look, flipped_bit);
-    else if (!(rules_.flags & CLEARS) || !clear(*stack))
-        compute(op, stack, look);
-    flip_bit(*stack, look, flipped_bit);
-    return true;
-}
-
-// Computes. If the CPU's kernel raises, puts the arguments back and returns false.
-inline bool Kernel::compute_or_restore(const c10::OperatorHandle& op, Stack* stack, const Look& look, int flipped_bit)
-{
-    const size_t base = stack->size() - argument_count_;
-    c10::SmallVector<c10::IValue, 8> arguments(stack->begin() + ptrdiff_t(base), stack->end());
-    try {
-        compute(op, stack, look);
-    } catch (const c10::Error&) {
-        stack->resize(base);
-        for (auto& argument : arguments)
-            stack->push_back(std::move(argument));
+    else if ((!(rules_.flags & CLEARS) || !clear(*stack)) && !compute(op, stack, look))
         return false;
-    }
     flip_bit(*stack, look, flipped_bit);
     return true;
 }
@@ -367,7 +353,9 @@ inline bool Kernel::clear(const Stack& stack) const
     return true;
 }
 
-inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const Look& look)
+// Computes. If the CPU's kernel raises, puts the arguments back and returns false: Python repeats the call, and knows what CUDA's
+// kernel does with these arguments, which may be to compute, to fail an assertion or to raise another error.
+inline bool Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const Look& look)
 {
     const c10::Device device(c10::kCUDA, look.device);
     const size_t base = stack->size() - argument_count_;
@@ -432,13 +420,29 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
         }
     }
 
+    c10::SmallVector<c10::IValue, 8> others; // the CPU's kernel may take them from the stack
+    for (const uint32_t position : others_)
+        others.push_back((*stack)[base + position]);
     Route route(this, signature);
-    if (composition_) {
-        auto results = composition_->compute(&(*stack)[base]);
-        torch::jit::drop(*stack, argument_count_);
-        std::move(results.begin(), results.end(), std::back_inserter(*stack));
-    } else {
-        op.redispatchBoxed(CPU_KEYS, stack);
+    try {
+        if (composition_) {
+            auto results = composition_->compute(&(*stack)[base]);
+            torch::jit::drop(*stack, argument_count_);
+            std::move(results.begin(), results.end(), std::back_inserter(*stack));
+        } else {
+            op.redispatchBoxed(CPU_KEYS, stack);
+        }
+    } catch (const c10::OutOfMemoryError&) {
+        throw;
+    } catch (const std::exception&) { // torch's errors, and a std::runtime_error for a number that a type cannot hold
+        if (stack->size() != base + argument_count_)
+            throw;
+        for (size_t i = 0; i < arguments_.size(); i++)
+            if (!originals[i].isNone())
+                (*stack)[base + arguments_[i].first] = std::move(originals[i]);
+        for (size_t i = 0; i < others_.size(); i++)
+            (*stack)[base + others_[i]] = std::move(others[i]);
+        return false;
     }
     if (rules_.out_arguments != 0)
         resizable.write_back(route);
@@ -469,6 +473,7 @@ inline void Kernel::compute(const c10::OperatorHandle& op, Stack* stack, const L
     if (rules_.flags & COUNTS_VERSIONS)
         for (const c10::IValue& item : originals.front().toListRef())
             item.unsafeToTensorImpl()->bump_version();
+    return true;
 }
 
 } // namespace engine

@@ -8,6 +8,7 @@
 #define OP_RULES(X)                                                                                                    \
     X(uint64_t, python_dtypes)    /* by number: Python handles calls whose first CUDA tensor has one of these types */ \
     X(uint64_t, host_arguments)   /* by position: arguments that may be CPU tensors */                                 \
+    X(uint64_t, host_scalars)     /* by position: arguments that may be CPU tensors without dimensions */              \
     X(uint64_t, out_arguments)    /* by position: arguments that the op may resize */                                  \
     X(uint64_t, state_arguments)  /* by position: arguments that stay as they are if the op fails */                   \
     X(uint32_t, flags)                                                                                                 \
@@ -27,7 +28,6 @@ struct op_rules {
 
 /* X(flag, value) */
 #define OP_FLAGS(X)                                                                                                    \
-    X(TAKES_HOST_SCALARS, 1 << 0)                                                                                      \
     X(HAS_ALERT, 1 << 1)         /* Python handles calls while deterministic algorithms are on */                      \
     X(HAS_WORKSPACE, 1 << 2)     /* Python allocates a workspace for a thread, device and stream */                    \
     X(READS_INDICES, 1 << 3)     /* Python handles calls with masks or CPU tensors as indices */                       \
@@ -38,8 +38,7 @@ struct op_rules {
     X(NEEDS_INPUT_DTYPE, 1 << 8) /* the selecting argument is a type; any other than the first tensor's selects Python */ \
     X(COUNTS_VERSIONS, 1 << 9)   /* of the tensors in its first argument, a list that the op writes */                 \
     X(KEEPS_STORAGE, 1 << 10)    /* results keep storages that are larger than they are, as CUDA's kernel leaves them */ \
-    X(MAY_ASSERT, 1 << 11)       /* Python repeats a call that raises: CUDA's kernel may fail an assertion instead */  \
-    X(COPIES_RESULT, 1 << 12)    /* CUDA's kernel takes memory of its result's size while it runs */
+    X(COPIES_RESULT, 1 << 11)    /* CUDA's kernel takes memory of its result's size while it runs */
 
 /* How an op accesses memory, beyond what its schema says. */
 #define OP_RACE_FLAGS(X)                                                                                               \

@@ -15,7 +15,7 @@ from .aliases import FreedError
 from .bindings import DispatchKey
 from .call import Call, tensors_in
 from .engine import engine
-from .error_texts import computes_wider, cuda_error
+from .error_texts import accepted_arguments, computes_wider, cuda_error
 from .ops import Op
 from .runtime import has_faults, streams_need_checks
 from .schemas import operator_of
@@ -59,6 +59,8 @@ def _run(op: Op, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
                 if call.device is not None and assertions.is_failed(op.short_name, error):
                     computed = _fail_on_device(call, error, cpu_args, cpu_kwargs)
                     return call.results(computed, args, kwargs)
+                if (accepted := accepted_arguments(op.short_name, error, cpu_args)) is not None:
+                    return call.results(call.compute(accepted, cpu_kwargs), args, kwargs)
                 widens = computes_wider(op.short_name, error, cpu_args)
                 if not widens and (not call.written or _NOT_RESIZABLE not in str(error)):
                     raise cuda_error(op.short_name, error) from None

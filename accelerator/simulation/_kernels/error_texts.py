@@ -15,7 +15,7 @@ import torch
 from .dtypes import ERROR_NAMES
 from .library_texts import has_text
 
-__all__ = ["HOST_SCALARS", "computes_wider", "cuda_error", "in_cuda_library", "refused_host_scalars"]
+__all__ = ["HOST_SCALARS", "accepted_arguments", "computes_wider", "cuda_error", "in_cuda_library", "refused_host_scalars"]
 
 HOST_SCALARS = "CPU Scalar support for {} argument is not supported when calling {} on CUDA tensors."
 
@@ -26,6 +26,7 @@ _WIDE_NUMBERS = {
     **dict.fromkeys(("clamp", "clamp_min", "clamp_max", "hardtanh", "hardtanh_backward", "add", "sub", "rsub"), _HALF_TYPES),
     "addcmul": _HALF_TYPES | {torch.uint8, torch.int8, torch.int16, torch.int32},
 }
+_DIVISIONS = frozenset(("div", "floor_divide", "remainder", "fmod"))
 _LIBRARIES = ("libtorch_cuda.so", "libtorch_cuda_linalg.so")
 _UNSUPPORTED = re.compile(r'"([^"]+)" not implemented for ')
 _CPU_SUFFIX = re.compile(r"(_vml)?_cpu\w*$|_stub$|_kernel(_impl|_scalar)?$|_(lastdim|out)_\w+$")
@@ -53,6 +54,7 @@ _TEXTS = tuple(
         (r"^masked_scatter: (expected self .* to have same dtypes but got) ?", r"masked_scatter_: \1 "),
         (r"^torch\.histogram\(\): (bins must be > 0), but got .*", r"\1"),
         (r"^torch\.histc: (max must be larger than min)", r"\1"),
+        (r"^torch\.histc: range of \[", "range of ["),
         (r"^adaptive_avg_pool3d\(\): (Expected (input to|4D))", r"adaptive_avg_pool3d_cuda(): \1"),
         (r"^norm_kernel_cpu expects norm", "norm_kernel_cuda_impl expects norm"),
         (r"^foreach_tensor_norm_slow expects ord", "foreach_tensor_norm_cuda expects ord"),
@@ -111,6 +113,19 @@ def cuda_error(op: str, error: Exception) -> Exception:
     if (match := _UNSUPPORTED.search(text)) is not None and (name := _cuda_name(match[1], op)) != match[1]:
         return type(error)(text.replace(f'"{match[1]}"', f'"{name}"'))
     return error
+
+
+def accepted_arguments(op: str, error: Exception, args: list[Any]) -> list[Any] | None:
+    """Return arguments that give CUDA's result of arguments that only the CPU's kernel refuses, or None.
+
+    A GPU divides integers by zero: a quotient may be any value. It does not look at the weights of no scores.
+    """
+    if "ZeroDivisionError" in str(error) and op.removesuffix("_") in _DIVISIONS and len(args) > 1:
+        divisor = args[1]
+        return [args[0], divisor.masked_fill(divisor == 0, 1) if isinstance(divisor, torch.Tensor) else divisor or 1, *args[2:]]
+    if op == "nll_loss_forward" and not args[0].numel() and args[2] is not None:
+        return [*args[:2], None, *args[3:]]
+    return None
 
 
 def computes_wider(op: str, error: Exception, args: Sequence[Any]) -> bool:

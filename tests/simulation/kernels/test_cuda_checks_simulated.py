@@ -291,6 +291,37 @@ def test_numbers_that_cuda_refuses_too() -> None:
                 call()
 
 
+DIVISIONS: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "floor_divide": lambda x, y: x // y,
+    "floor_divide_": lambda x, y: x.clone().floor_divide_(y),
+    "remainder": lambda x, y: x % y,
+    "remainder_": lambda x, y: x.clone().remainder_(y),
+    "fmod": torch.fmod,
+    "fmod_": lambda x, y: x.clone().fmod_(y),
+    "div": lambda x, y: torch.div(x, y, rounding_mode="trunc"),
+    "div_": lambda x, y: x.clone().div_(y, rounding_mode="floor"),
+    "fmod, out": lambda x, y: torch.fmod(x, y, out=torch.empty_like(x)),
+}
+
+
+@pytest.mark.parametrize("name", DIVISIONS)
+def test_integers_divided_by_zero(name: str) -> None:
+    """A GPU raises nothing, and the quotient may be any value (pytorch 178013)."""
+    dividends, divisors = torch.arange(7, 4007), torch.arange(3, 4003)
+    divisors[::2] = 0
+    expected = DIVISIONS[name](dividends[1::2], divisors[1::2])
+    for _ in range(2):
+        results = DIVISIONS[name](dividends.cuda(), divisors.cuda())
+        assert results[1::2].tolist() == expected.tolist()
+    (ones(3, dtype=LONG) // 0).tolist()
+
+
+def test_weights_of_no_scores() -> None:
+    """CUDA's loss of nothing does not look at them (pytorch 171931)."""
+    for _ in range(2):
+        assert F.nll_loss(ones(0, 0), zeros(0), ones(0, dtype=HALF)).isnan().item()
+
+
 def test_first_offset_of_embedding_bags() -> None:
     """CUDA's kernel takes it as 0 (pytorch 33589)."""
     weight = torch.arange(12.0, device="cuda").reshape(4, 3)

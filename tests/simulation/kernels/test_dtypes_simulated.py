@@ -13,10 +13,8 @@ from torch.nn import functional as F
 from tests.simulation.kernels import operators
 from tests.simulation.kernels.make_dtype_tables import STATED, samples
 
-_INTEGERS = (torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64)
 # Entries and types that fail here, although CUDA supports them according to torch's database, and why.
 FAILING = {
-    **{("__rmod__", dtype): "torch 2.6's samples divide by zero, which the CPU's kernel refuses" for dtype in _INTEGERS},
     ("prod", torch.complex32): "its gradient at zeros is a cumulative product, which an H100 refuses",
     ("stft", torch.bfloat16): "its gradient is viewed as a complex type that torch does not have",
 }

@@ -23,6 +23,7 @@ from typing import Any
 from . import (
     convolution,
     cudnn_attention,
+    divisions,
     dropout,
     efficient_attention,
     embedding_bags,
@@ -50,6 +51,7 @@ __all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "DECREASING_OFFSETS", "NEEDS", "
 _MODULES = (
     convolution,
     cudnn_attention,
+    divisions,
     dropout,
     efficient_attention,
     embedding_bags,

@@ -174,6 +174,8 @@ def dtype_rules(short_name: str, key: DispatchKey = DispatchKey.CPU) -> DtypeRul
     """Return the rules of an op, which its variants in place and with out= share."""
     base_name = short_name.removesuffix("_")
     rules = _table().get(short_name) or _table().get(base_name, DtypeRules())
+    if key == DispatchKey.SparseCPU and base_name == "_sparse_sparse_matmul":
+        return rules._replace(widened=_HALF_TYPES)
     if key == DispatchKey.SparseCsrCPU and base_name in _PRODUCTS:
         return rules._replace(widened=_HALF_TYPES)
     if key == DispatchKey.SparseCsrCPU and base_name == "triangular_solve":

@@ -53,7 +53,7 @@ _OTHER_LAYOUTS = (
         DispatchKey.SparseCPU,
         _names(
             "_coalesce add.out sub.out addmm addmm_ addmm.out bmm bmm.out hspmm hspmm.out mul.out mul.Tensor mul_.Tensor"
-            " mm mm.out mv sspaddmm.out _sparse_mask_projection sparse_mask _sparse_sparse_matmul _sparse_softmax"
+            " mm mm.out mv _sparse_mask_projection sparse_mask _sparse_sparse_matmul _sparse_softmax"
             " _sparse_log_softmax _sparse_softmax_backward_data _sparse_log_softmax_backward_data _sparse_sum_backward"
             " add.Tensor add_.Tensor sub.Tensor sub_.Tensor index_select _to_dense div.Tensor div.out div_.Tensor any sum"
             " sum.dim_IntList"
@@ -66,7 +66,7 @@ _OTHER_LAYOUTS = (
             "add.out add.Tensor add_.Tensor addmm addmm.out addmv.out baddbmm.out mm mm.out mv bmm.out triangular_solve.X"
             " _sparse_csr_sum.dim_dtype _sparse_csr_prod.dim_dtype sparse_sampled_addmm sparse_sampled_addmm.out mul.Tensor"
             " mul.out mul_.Tensor sparse_mask _to_dense _to_sparse _to_sparse.sparse_dim _to_sparse_csr _to_sparse_csc"
-            " _to_sparse_bsr _to_sparse_bsc select.int sum index_select _spsolve _sparse_mm_reduce_impl"
+            " _to_sparse_bsr _to_sparse_bsc select.int sum index_select _sparse_mm_reduce_impl"
         ),
     ),
     (

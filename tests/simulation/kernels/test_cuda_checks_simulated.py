@@ -122,6 +122,16 @@ ROWS: dict[str, Row] = {
             ones(1, 1, dtype=COMPLEX), ones(1, dtype=torch.int32), ones(1, 1, dtype=COMPLEX), hermitian=True
         ),
     ),
+    "sspaddmm": Row(
+        "NYI: CUDA sspaddmm is not implemented",
+        "",
+        lambda: torch.sspaddmm(ones(3, 3).to_sparse(), ones(3, 3).to_sparse(), ones(3, 3)),
+    ),
+    "solver of sparse matrices": Row(
+        "Calling linear solver with sparse tensors requires compiling ",
+        "PyTorch with CUDA cuDSS",
+        lambda: torch.linalg.solve(torch.eye(3, device="cuda").to_sparse_csr(), ones(3)),
+    ),
     "fft of bfloat16": Row(POWERS.format("bfloat16"), "", lambda: torch.fft.fft(ones(3, dtype=torch.bfloat16))),
     "fft of half": Row(POWERS.format("half"), "", lambda: torch.fft.rfft(ones(3, dtype=HALF))),
     "sort of complex numbers": Row(
@@ -314,6 +324,14 @@ def test_integers_divided_by_zero(name: str) -> None:
         results = DIVISIONS[name](dividends.cuda(), divisors.cuda())
         assert results[1::2].tolist() == expected.tolist()
     (ones(3, dtype=LONG) // 0).tolist()
+
+
+@pytest.mark.parametrize("dtype", [HALF, torch.bfloat16])
+def test_products_of_sparse_matrices_of_half_types(dtype: torch.dtype) -> None:
+    sparse = torch.tensor([[1.0, 0.0], [2.0, 3.0]], device="cuda", dtype=dtype).to_sparse()
+    product = torch.sparse.mm(sparse, sparse)
+    assert product.dtype == dtype
+    assert product.to_dense().tolist() == [[1.0, 0.0], [8.0, 9.0]]
 
 
 def test_weights_of_no_scores() -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager
+from functools import partial
 from types import CodeType
 from typing import Any
 
@@ -11,12 +12,14 @@ import torch
 import torch.distributed
 import torch.overrides
 import torch.utils.checkpoint as torch_checkpoint
-from torch.utils._device import DeviceContext
+from torch.backends import mha, opt_einsum
+from torch.utils import _python_dispatch
 
 _torch: Any = torch
 _autograd: Any = _torch._C._autograd
 _checkpoint: Any = torch_checkpoint
 _overrides: Any = torch.overrides
+_dispatch: Any = _python_dispatch
 
 # Returns the innermost saved-tensor hooks of this thread, (pack, unpack) or None. torch 2.6 has no such function.
 innermost_hooks: Callable[[bool], tuple[Any, Any] | None] | None = getattr(_autograd, "_top_saved_tensors_default_hooks", None)
@@ -48,10 +51,6 @@ distributed: Callable[[], bool] = torch.distributed.is_initialized if torch.dist
 # Whether autocast is enabled for any device type.
 any_autocast: Callable[[], bool] = _torch._C._is_any_autocast_enabled
 
-_deterministic: Callable[[], bool] = _torch._C._get_deterministic_algorithms
-_only_warns: Callable[[], bool] = _torch._C._get_deterministic_algorithms_warn_only
-
-
 # Keeps torch.compile from tracing a function. Unlike torch.compiler.disable, it imports Dynamo only when called.
 outside_compile: Callable[[Callable[..., Any]], Callable[..., Any]] = _torch._disable_dynamo
 
@@ -80,24 +79,190 @@ def debug_contexts() -> tuple[AbstractContextManager[Any], AbstractContextManage
     return *contexts(), explain
 
 
-_function_mode_stack: Callable[[], list[Any]] = _overrides._get_current_function_mode_stack
+# Torch's modes: those that see functions, the outermost first, and those that see operations.
+Modes = tuple[tuple[Any, ...], tuple[Any, ...]]
+NO_MODES: Modes = ((), ())
+
 _function_mode_count: Callable[[], int] = _torch._C._len_torch_function_stack
+_dispatch_mode_count: Callable[[], int] = _torch._C._len_torch_dispatch_stack
 
 
-# The default device, the default dtype, whether algorithms must be deterministic, and whether that only warns.
-Defaults = tuple[torch.device | None, torch.dtype, bool, bool]
+def modes() -> Modes:
+    """Return the modes of this thread."""
+    return tuple(_overrides._get_current_function_mode_stack()), tuple(_dispatch._get_current_dispatch_mode_stack())
 
 
-def defaults() -> Defaults:
-    """Return torch's defaults in this thread."""
-    deterministic = _deterministic()
-    device = _default_device() if _function_mode_count() else None
-    return device, torch.get_default_dtype(), deterministic, deterministic and _only_warns()
+def set_modes(wanted: Modes) -> None:
+    """Replace the modes of this thread. A default device is one of them."""
+    for module, count, stack in zip((_overrides, _dispatch), (_function_mode_count, _dispatch_mode_count), wanted, strict=True):
+        while count():
+            module._pop_mode()
+        for mode in stack:
+            module._push_mode(mode)
 
 
-def _default_device() -> torch.device | None:
-    """Return the device that ``with torch.device(...)`` or ``torch.set_default_device`` set, as it was given."""
-    for mode in reversed(_function_mode_stack()):
-        if isinstance(mode, DeviceContext):
-            return mode.device
-    return None
+# A switch of torch: how to read and how to set it.
+Switch = tuple[Callable[[], Any], Callable[[Any], None]]
+
+
+def _find_switches(names: dict[str, str], precisions: tuple[tuple[str, str], ...]) -> tuple[Switch, ...]:
+    """Return the switches with these getters and setters that this torch has, and those of the precision of float32."""
+    found = [
+        (getattr(_torch._C, get), _setter(getattr(_torch._C, set_))) for get, set_ in names.items() if hasattr(_torch._C, get)
+    ]
+    if hasattr(_torch._C, "_get_fp32_precision_getter"):
+        get, set_ = _torch._C._get_fp32_precision_getter, _torch._C._set_fp32_precision_setter
+        found += [(partial(get, *of), partial(set_, *of)) for of in precisions]
+    return tuple(found)
+
+
+def _setter(function: Callable[..., None]) -> Callable[[Any], None]:
+    # Some switches are a pair.
+    return lambda value: function(*value) if type(value) is tuple else function(value)
+
+
+_deterministic: Callable[[], bool] = _torch._C._get_deterministic_algorithms
+_only_warns: Callable[[], bool] = _torch._C._get_deterministic_algorithms_warn_only
+
+# Its module ``m`` holds the values.
+_opt_einsum: Any = opt_einsum
+
+# What operations on the CPU depend on.
+_CPU_SWITCHES: tuple[Switch, ...] = (
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (_deterministic, lambda value: torch.use_deterministic_algorithms(value, warn_only=_only_warns())),
+    (_only_warns, lambda value: torch.use_deterministic_algorithms(_deterministic(), warn_only=value)),
+    *(
+        (partial(getattr, module, name), partial(setattr, module, name))
+        for module, name in (
+            (mha, "_is_fastpath_enabled"),
+            *([(_opt_einsum.m, "enabled"), (_opt_einsum.m, "strategy")] if _opt_einsum.is_available() else []),
+        )
+    ),
+    *_find_switches(
+        {
+            # Before the others, because it also sets some of them.
+            "_get_float32_matmul_precision": "_set_float32_matmul_precision",
+            "_get_deterministic_fill_uninitialized_memory": "_set_deterministic_fill_uninitialized_memory",
+            "_get_mkldnn_enabled": "_set_mkldnn_enabled",
+            "_get_mkldnn_deterministic": "_set_mkldnn_deterministic",
+            "_get_nnpack_enabled": "_set_nnpack_enabled",
+            "_get_qengine": "_set_qengine",
+            "_get_cpu_allow_fp16_reduced_precision_reduction": "_set_cpu_allow_fp16_reduced_precision_reduction",
+            "_get_flash_sdp_enabled": "_set_sdp_use_flash",
+            "_get_math_sdp_enabled": "_set_sdp_use_math",
+            "_get_math_sdp_allow_fp16_bf16_reduction": "_set_math_sdp_allow_fp16_bf16_reduction",
+        },
+        # A setting for all operations counts where an operation has none of its own, so it comes first.
+        (("generic", "all"), ("mkldnn", "all"), ("mkldnn", "matmul"), ("mkldnn", "conv"), ("mkldnn", "rnn")),
+    ),
+)
+
+# What operations on an accelerator depend on.
+_ACCELERATOR_SWITCHES: tuple[Switch, ...] = (
+    *_find_switches(
+        {
+            "_get_cudnn_enabled": "_set_cudnn_enabled",
+            "_get_cudnn_benchmark": "_set_cudnn_benchmark",
+            "_get_cudnn_deterministic": "_set_cudnn_deterministic",
+            "_get_cudnn_depthwise_kernel": "_set_cudnn_depthwise_kernel",
+            "_get_miopen_immediate": "_set_miopen_immediate",
+            "_get_cublas_allow_fp16_reduced_precision_reduction": "_set_cublas_allow_fp16_reduced_precision_reduction",
+            "_get_cublas_allow_bf16_reduced_precision_reduction": "_set_cublas_allow_bf16_reduced_precision_reduction",
+            "_get_cublas_allow_fp16_accumulation": "_set_cublas_allow_fp16_accumulation",
+            "_get_cublaslt_prefer_grouped_gemm": "_set_cublaslt_prefer_grouped_gemm",
+            "_get_blas_preferred_backend": "_set_blas_preferred_backend",
+            "_get_linalg_preferred_backend": "_set_linalg_preferred_backend",
+            "_get_rocm_fa_preferred_backend": "_set_rocm_fa_preferred_backend",
+            "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
+            "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
+            "_get_overrideable_sdp_enabled": "_set_sdp_use_overrideable",
+            "_get_fa3_sdp_enabled": "_set_sdp_use_fa3",
+            "_get_fa4_sdp_enabled": "_set_sdp_use_fa4",
+            "_get_sm_carveout_experimental": "_set_sm_carveout_experimental",
+            "_get_native_aot_enabled": "_set_native_aot_enabled",
+            "_get_native_aot_unconditional_masked": "_set_native_aot_unconditional_masked",
+            # Newer torches have the precisions of float32 in their place.
+            **(
+                {}
+                if hasattr(_torch._C, "_get_fp32_precision_getter")
+                else {"_get_cudnn_allow_tf32": "_set_cudnn_allow_tf32", "_get_cublas_allow_tf32": "_set_cublas_allow_tf32"}
+            ),
+        },
+        (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
+    ),
+    (lambda: tuple(_torch._C._get_sdp_priority_order()), lambda order: _torch._C._set_sdp_priority_order(list(order))),
+)
+
+SWITCHES = {False: _CPU_SWITCHES, True: _CPU_SWITCHES + _ACCELERATOR_SWITCHES}
+
+# Getters that take long and tell no more than others: of settings for several operations, and of one that sets others.
+_REDUNDANT = {"_get_float32_matmul_precision", "all"}
+_has_precisions = hasattr(_torch._C, "_get_fp32_precision_getter")
+
+
+def _is_redundant(get: Any) -> bool:
+    return _has_precisions and (get.args[-1] if isinstance(get, partial) else get.__name__) in _REDUNDANT
+
+
+_getters = {
+    accelerated: (
+        *(get for get, _ in switches if not _is_redundant(get)),
+        _function_mode_count,
+        _dispatch_mode_count,
+    )
+    for accelerated, switches in SWITCHES.items()
+}
+
+# A torch that cannot tell the value of an old switch, because newer ones contradict each other.
+_UNREADABLE = object()
+
+# The values of all switches when a forward first started in a state, by its key.
+switches_of: dict[tuple[Any, ...], list[Any]] = {}
+
+
+def state_key(accelerated: bool) -> tuple[Any, ...]:
+    """Return what tells the effects of torch's switches, and last how many function modes and dispatch modes there are.
+
+    Args:
+        accelerated: whether the switches that concern accelerators count too.
+    """
+    return tuple([get() for get in _getters[accelerated]])
+
+
+def read_switches(accelerated: bool) -> list[Any]:
+    """Return the values of torch's switches."""
+    return [_read(get) for get, _ in SWITCHES[accelerated]]
+
+
+def _read(get: Callable[[], Any]) -> Any:
+    try:
+        return get()
+    except RuntimeError:
+        return _UNREADABLE
+
+
+def set_switches(accelerated: bool, wanted: list[Any]) -> None:
+    """Set the switches that differ."""
+    for (get, set_), value in zip(SWITCHES[accelerated], wanted, strict=True):
+        if value is not _UNREADABLE and _read(get) != value:
+            set_(value)
+
+
+# Older torches, 2.6 among them, take one tensor and its version.
+_takes_sequences = "Sequence" in (_autograd._unsafe_set_version_counter.__doc__ or "")
+
+
+def preserve_versions(tensors: list[torch.Tensor]) -> Callable[[], None]:
+    """Return a function that sets the present versions of tensors again."""
+    versions = [tensor._version for tensor in tensors]
+    set_versions: Callable[[Any, Any], None] = _autograd._unsafe_set_version_counter
+
+    def restore() -> None:
+        if _takes_sequences:
+            set_versions(tensors, versions)
+        else:
+            for tensor, version in zip(tensors, versions, strict=True):
+                set_versions(tensor, version)
+
+    return restore

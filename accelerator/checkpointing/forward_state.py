@@ -1,4 +1,4 @@
-"""The state that a function depends on besides its arguments: random numbers, autocast, default device and torch's switches.
+"""The state that a function depends on besides its arguments: what it changes itself, random numbers, devices, modes, switches.
 
 It is captured when the forward starts, reproduced for the recomputation, and always undone. The devices are those of the
 arguments and torch's own accelerator, regardless of ``ACCELERATOR_BACKEND``.
@@ -6,8 +6,9 @@ arguments and torch's own accelerator, regardless of ``ACCELERATOR_BACKEND``.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from contextlib import AbstractContextManager, ExitStack
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
 
@@ -15,8 +16,9 @@ import torch
 
 from .._machine import process
 from .._torch import generators
-from .._torch.bindings import get_index
+from .._torch.bindings import get_index, restore_index
 from . import bindings
+from .changing_state import find_state
 from .rng_tracker import AnyGenerator, State, read_state, tracker, write_state
 
 # For each device type: enabled, dtype; and whether casts are cached.
@@ -62,29 +64,77 @@ def _reset_after_fork() -> None:
     _accelerator = None
 
 
+class _Contexts(threading.local):
+    """How many contexts of ``context_fn`` are open in this thread."""
+
+    open = 0
+
+
+_contexts = _Contexts()
+
+
+def enter_context(stack: ExitStack, context: AbstractContextManager[Any]) -> None:
+    """Enter a context of ``context_fn``, or of torch's debug switch."""
+    _contexts.open += 1
+    stack.callback(_leave_context)
+    stack.enter_context(context)
+
+
+def _leave_context() -> None:
+    _contexts.open -= 1
+
+
 class ForwardState:
     """The state that one forward started with."""
 
     __slots__ = (
         "_accelerator",
         "_autocast",
+        "_changing",
         "_cpu_state",
-        "_defaults",
+        "_device_index",
         "_device_states",
         "_devices",
+        "_key",
+        "_modes",
         "_snapshot",
+        "memory",
     )
 
-    def __init__(self, preserve_rng_state: bool, devices: set[torch.device]) -> None:
+    def __init__(
+        self,
+        preserve_rng_state: bool,
+        devices: set[torch.device],
+        function: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> None:
         """
         Args:
             preserve_rng_state: whether the recomputation draws the same random numbers.
             devices: the devices of the arguments, without the CPU.
+            function: the function.
+            args: its positional arguments.
+            kwargs: its keyword arguments.
         """
         self._devices = devices
         accelerator = self._accelerator = initialized_accelerator()
         self._autocast = _autocast_state(self._autocast_types()) if bindings.any_autocast() else None
-        self._defaults = bindings.defaults()
+        key = self._key = bindings.state_key(accelerator is not None)
+        if key not in bindings.switches_of:
+            bindings.switches_of[key] = bindings.read_switches(accelerator is not None)
+        modes = bindings.modes() if key[-1] or key[-2] else bindings.NO_MODES
+        # None leaves the modes as they are: those of ``context_fn`` are new for each run.
+        self._modes = None if _contexts.open else modes
+        self._device_index = None if accelerator is None else get_index()
+        # The memory of the state that the function changes, None if it changes none.
+        self.memory: set[int] | None = None
+        changing = self._changing = find_state(function, args, kwargs)
+        if changing is not None:
+            # The modes do not see the copies.
+            with _without_modes(modes):
+                changing.copy()
+            self.memory = changing.memory()
         # None without preserve_rng_state.
         self._cpu_state: torch.Tensor | None = None
         self._device_states: list[tuple[AnyGenerator, State]] = []
@@ -94,10 +144,29 @@ class ForwardState:
             self._snapshot = tracker.snapshot()
             if accelerator is not None:
                 indices = {each.index for each in devices if each.type == accelerator.device_type}
-                indices.add(get_index())
+                indices.add(self._device_index)
                 for index in indices:
                     generator = accelerator.default_generator(index)
                     self._device_states.append((generator, read_state(generator)))
+            if changing is not None and changing.generators:
+                self._device_states += [(each, read_state(each)) for each in changing.generators]
+
+    def forward_ended(self) -> None:
+        """Release the state that the forward did not change.
+
+        Raises:
+            RuntimeError: if the function initialized the accelerator.
+        """
+        if self._changing is not None:
+            with _without_modes(bindings.modes()):
+                has_changed = self._changing.forward_ended()
+            self.memory = self._changing.memory() if has_changed else None
+            self._changing = self._changing if has_changed else None
+        if self._accelerator is None and self._cpu_state is not None and process.is_initialized():
+            raise RuntimeError(
+                "the accelerator was initialized inside of a checkpoint, so that its random numbers cannot be drawn again; "
+                "initialize it before, or configure(preserve_rng_state=False)"
+            )
 
     def _autocast_types(self) -> tuple[str, ...]:
         """The device types whose autocast state counts."""
@@ -105,14 +174,6 @@ class ForwardState:
         if self._accelerator is not None:
             types.add(self._accelerator.device_type)
         return tuple(sorted({"cpu", *types}))
-
-    def check_initialization(self) -> None:
-        """Raise a RuntimeError if the forward initialized the accelerator, whose first random state is unknown."""
-        if self._accelerator is None and self._cpu_state is not None and initialized_accelerator() is not None:
-            raise RuntimeError(
-                "the accelerator was initialized inside of a checkpoint, so that its random numbers cannot be drawn again; "
-                "initialize it before, or configure(preserve_rng_state=False)"
-            )
 
     def reproduce(
         self,
@@ -122,16 +183,28 @@ class ForwardState:
         context: AbstractContextManager[Any] | None,
     ) -> None:
         """Call a function in this state, and restore the caller's state afterwards."""
-        same_defaults = self._defaults == bindings.defaults()
-        if not same_defaults or context is not None or self._autocast is not None or bindings.any_autocast():
+        key = bindings.state_key(self._accelerator is not None)
+        if (
+            key != self._key
+            or key[-1]
+            or key[-2]
+            or context is not None
+            or self._changing is not None
+            or self._autocast is not None
+            or bindings.any_autocast()
+        ):
             function = partial(self._call, function, context)
-        if self._cpu_state is None:
-            function(*args, **kwargs)
-            return
-        undo = None if self._snapshot is None else tracker.rewind(self._snapshot)
+        # Creates no context on a device that the forward did not use.
+        previous = None if self._device_index is None else restore_index(self._device_index)
+        undo = None
         try:
+            if self._cpu_state is None:
+                function(*args, **kwargs)
+                return
+            if self._snapshot is not None:
+                undo = tracker.rewind(self._snapshot)
             current_cpu_state = torch.default_generator.get_state()
-            current = [(generator, read_state(generator)) for generator, _ in self._device_states]
+            current = [(each, read_state(each)) for each, _ in self._device_states] if self._device_states else ()
             try:
                 torch.default_generator.set_state(self._cpu_state)
                 for generator, state in self._device_states:
@@ -144,22 +217,36 @@ class ForwardState:
         finally:
             if self._snapshot is not None and undo is not None:
                 tracker.restore(self._snapshot, undo)
+            if previous is not None:
+                restore_index(previous)
 
     def _call(
-        self, function: Callable[..., Any], context: AbstractContextManager[Any] | None, /, *args: Any, **kwargs: Any
+        self,
+        function: Callable[..., Any],
+        context: AbstractContextManager[Any] | None,
+        /,
+        *args: Any,
+        **kwargs: Any,
     ) -> None:
-        """Call a function with the forward's autocast and defaults, and inside of a context."""
-        now = bindings.defaults()
+        """Call a function with the forward's changing state, modes, switches and autocast, and inside of a context."""
+        accelerated = self._accelerator is not None
+        modes, switches = bindings.modes(), bindings.read_switches(accelerated)
         with ExitStack() as stack:
-            if now[1:] != self._defaults[1:]:
-                stack.callback(_set_switches, now)
-                _set_switches(self._defaults)
+            if self._changing is not None:
+                with _without_modes(modes):
+                    restore = self._changing.rewind()
+                stack.callback(_restore_without_modes, restore)
+            if self._modes is not None and modes != self._modes:
+                stack.callback(bindings.set_modes, modes)
+                bindings.set_modes(self._modes)
+            wanted = bindings.switches_of[self._key]
+            if switches != wanted:
+                stack.callback(bindings.set_switches, accelerated, switches)
+                bindings.set_switches(accelerated, wanted)
             if self._autocast is not None or bindings.any_autocast():
                 self._enter_autocast(stack)
             if context is not None:
-                stack.enter_context(context)
-            if now[0] != self._defaults[0]:
-                stack.enter_context(self._defaults[0] or torch.device("cpu"))
+                enter_context(stack, context)
             function(*args, **kwargs)
 
     def _enter_autocast(self, stack: ExitStack) -> None:
@@ -170,8 +257,25 @@ class ForwardState:
                 stack.enter_context(torch.autocast(device_type, dtype=dtype, enabled=enabled, cache_enabled=cached))
 
 
-def _set_switches(defaults: bindings.Defaults) -> None:
-    """Set all defaults except the device, which a context sets."""
-    _, dtype, deterministic, only_warns = defaults
-    torch.use_deterministic_algorithms(deterministic, warn_only=only_warns)
-    torch.set_default_dtype(dtype)
+@contextmanager
+def _without_modes(modes: bindings.Modes) -> Iterator[None]:
+    """Run the block without the modes of this thread, which are ``modes``."""
+    if modes == bindings.NO_MODES:
+        yield
+        return
+    bindings.set_modes(bindings.NO_MODES)
+    try:
+        yield
+    finally:
+        bindings.set_modes(modes)
+
+
+def clone_unseen(tensor: torch.Tensor) -> torch.Tensor:
+    """Clone a tensor. Modes, among them those of selective checkpoints, do not see it."""
+    with _without_modes(bindings.modes()):
+        return tensor.clone()
+
+
+def _restore_without_modes(restore: Callable[[], None]) -> None:
+    with _without_modes(bindings.modes()):
+        restore()

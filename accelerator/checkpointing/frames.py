@@ -25,8 +25,9 @@ from torch.utils.checkpoint import CheckpointError
 
 from . import bindings, debug_checks, producers, waiting
 from .arguments import Hooks, keep_arguments
+from .changing_state import shares
 from .configuration import Settings
-from .forward_state import ForwardState
+from .forward_state import ForwardState, clone_unseen, enter_context
 from .partition import edited_in_place
 from .timing import Region
 
@@ -81,7 +82,6 @@ class Frame:
         "_early_stop",
         "_explain",
         "_forward_context",
-        "_forward_state",
         "_function",
         "_producer",
         "_recomputations",
@@ -91,6 +91,7 @@ class Frame:
         "_user_hooks",
         "compares",
         "digests",
+        "forward_state",
         "has_ended",
         "placeholders",
         "stops_early",
@@ -118,7 +119,7 @@ class Frame:
         if debug or settings.context_fn is not None:
             self._make_contexts(debug)
         self._arguments = keep_arguments(args, kwargs, settings, outer_hooks, nested=nested)
-        self._forward_state = ForwardState(settings.preserve_rng_state, self._arguments.devices)
+        self.forward_state = ForwardState(settings.preserve_rng_state, self._arguments.devices, function, args, kwargs)
         # The checkpoint that backward reaches next, if it produced one of the arguments.
         self._producer: Frame | None = producers.find_producer(self._arguments.stored) if self._arguments.stored else None
         self.placeholders: list[weakref.ref[Placeholder]] = []
@@ -155,7 +156,7 @@ class Frame:
         self._arguments.forward_ended()
         if self.digests is not None:
             self.digests.forward_ended()
-        self._forward_state.check_initialization()
+        self.forward_state.forward_ended()
         return result
 
     def _make_contexts(self, debug: bool) -> None:
@@ -173,7 +174,7 @@ class Frame:
             if self._settings.measures:
                 stack.enter_context(Region(self._function, self._settings, recompute=False))
             if self._forward_context is not None:
-                stack.enter_context(self._forward_context)
+                enter_context(stack, self._forward_context)
             return self._function(*args, **kwargs)
         raise RuntimeError("the forward context of context_fn swallowed the exception of a checkpointed function")
 
@@ -239,9 +240,9 @@ class Frame:
             bindings.set_grad_enabled(True)
             if self._settings.measures:
                 with Region(self._function, self._settings, recompute=True):
-                    self._forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
+                    self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
             else:
-                self._forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
+                self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
         except _EarlyStop:
             pass
         finally:
@@ -260,7 +261,17 @@ class Frame:
 class Recomputation:
     """One recomputation of a frame: the pack hook that fills its placeholders."""
 
-    __slots__ = ("_allows_more", "_backward", "_count", "_expected", "_mismatches", "_stops_early", "frame", "thread")
+    __slots__ = (
+        "_allows_more",
+        "_backward",
+        "_changing",
+        "_count",
+        "_expected",
+        "_mismatches",
+        "_stops_early",
+        "frame",
+        "thread",
+    )
 
     _checkpoint_internal = True
     _user_hooks: Hooks | None = None
@@ -274,6 +285,8 @@ class Recomputation:
         self._expected = len(frame.placeholders)
         self._mismatches: list[str] = []
         self._stops_early = frame.stops_early
+        # The memory of state that the function changes, and that is restored when it has ended.
+        self._changing = frame.forward_state.memory
         # If the function calls backward itself, the forward has not saved all its tensors yet.
         self._allows_more = not frame.has_ended and not self._stops_early
 
@@ -290,6 +303,8 @@ class Recomputation:
             self._count = index + 1
             return tensor
         self._count = index + 1
+        if self._changing is not None and shares(tensor, self._changing):
+            tensor = clone_unseen(tensor)
         placeholder = frame.placeholders[index]()
         if placeholder is not None:
             if frame.compares:

@@ -266,3 +266,9 @@ def preserve_versions(tensors: list[torch.Tensor]) -> Callable[[], None]:
                 set_versions(tensor, version)
 
     return restore
+
+
+def may_have_context(device_type: str, index: int) -> bool:
+    """Return whether this process may have a context on a device. Only CUDA's can be asked."""
+    has_context = getattr(_torch._C, "_cuda_hasPrimaryContext", None)
+    return device_type != "cuda" or has_context is None or bool(has_context(index))

@@ -195,7 +195,9 @@ class ForwardState:
         ):
             function = partial(self._call, function, context)
         # Creates no context on a device that the forward did not use.
-        previous = None if self._device_index is None else restore_index(self._device_index)
+        previous = None if self._device_index is None else get_index()
+        if previous != self._device_index:
+            restore_index(self._device_index)
         undo = None
         try:
             if self._cpu_state is None:
@@ -217,7 +219,7 @@ class ForwardState:
         finally:
             if self._snapshot is not None and undo is not None:
                 tracker.restore(self._snapshot, undo)
-            if previous is not None:
+            if previous != self._device_index:
                 restore_index(previous)
 
     def _call(

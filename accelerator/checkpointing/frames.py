@@ -27,6 +27,7 @@ from . import bindings, debug_checks, producers, waiting
 from .arguments import Hooks, keep_arguments
 from .changing_state import shares
 from .configuration import Settings
+from .containers import shape_of
 from .forward_state import ForwardState, clone_unseen, enter_context
 from .partition import edited_in_place
 from .timing import Region
@@ -61,7 +62,8 @@ class Placeholder:
 
     def __init__(self, frame: Frame, tensor: Tensor) -> None:
         self.frame = frame
-        self.metadata: _Metadata = (tensor.shape, tensor.dtype, tensor.device)
+        shape = shape_of(tensor) if tensor.is_nested else tensor.shape
+        self.metadata: _Metadata = (shape, tensor.dtype, tensor.device)
         self.recomputed: _Recomputed | None = None
 
     def recomputed_for(self, backward: Any) -> _Recomputed | None:
@@ -172,7 +174,7 @@ class Frame:
     def _call_in_contexts(self, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         with ExitStack() as stack:
             if self._settings.measures:
-                stack.enter_context(Region(self._function, self._settings, recompute=False))
+                stack.enter_context(Region(self._function, self._settings, self._arguments.devices, recompute=False))
             if self._forward_context is not None:
                 enter_context(stack, self._forward_context)
             return self._function(*args, **kwargs)
@@ -239,7 +241,7 @@ class Frame:
         try:
             bindings.set_grad_enabled(True)
             if self._settings.measures:
-                with Region(self._function, self._settings, recompute=True):
+                with Region(self._function, self._settings, self._arguments.devices, recompute=True):
                     self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
             else:
                 self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
@@ -308,7 +310,8 @@ class Recomputation:
         placeholder = frame.placeholders[index]()
         if placeholder is not None:
             if frame.compares:
-                before, now = placeholder.metadata, (tensor.shape, tensor.dtype, tensor.device)
+                shape = shape_of(tensor) if tensor.is_nested else tensor.shape
+                before, now = placeholder.metadata, (shape, tensor.dtype, tensor.device)
                 if before != now:
                     self._mismatches.append(f"tensor {index}: {_describe(before)} in forward, {_describe(now)} now")
                 elif frame.digests is not None and (difference := frame.digests.difference(index, tensor)) is not None:

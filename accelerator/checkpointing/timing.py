@@ -7,8 +7,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+import torch
+
 from .. import streams
 from .._machine import process
+from .._torch.bindings import get_index
+from . import bindings
 
 if TYPE_CHECKING:
     from .configuration import Settings
@@ -72,21 +76,28 @@ def region_name(function: Any) -> str:
 class Region:
     """A context for one run of a function: records its time, and synchronizes at both ends, as the settings say."""
 
-    __slots__ = ("_name", "_recompute", "_settings", "_start")
+    __slots__ = ("_devices", "_name", "_recompute", "_settings", "_start")
 
-    def __init__(self, function: Callable[..., Any], settings: Settings, *, recompute: bool) -> None:
+    def __init__(
+        self, function: Callable[..., Any], settings: Settings, devices: set[torch.device], *, recompute: bool
+    ) -> None:
+        """
+        Args:
+            devices: the devices of the arguments, without the CPU.
+        """
+        self._devices = devices
         self._name = region_name(function)
         self._settings = settings
         self._recompute = recompute
 
     def __enter__(self) -> None:
         if self._settings.synchronize:
-            streams.synchronize()
+            self._synchronize()
         self._start = time.perf_counter()
 
     def __exit__(self, *exc: object) -> None:
         if self._settings.synchronize:
-            streams.synchronize()
+            self._synchronize()
         if self._settings.profile:
             seconds = time.perf_counter() - self._start
             with _lock:
@@ -95,3 +106,14 @@ class Region:
                     _times[self._name] = RegionTimes(calls, forward, recomputations + 1, recompute + seconds)
                 else:
                     _times[self._name] = RegionTimes(calls + 1, forward + seconds, recomputations, recompute)
+
+    def _synchronize(self) -> None:
+        """Synchronize the devices of the arguments, and the current one, unless that makes a context on it."""
+        if not process.is_initialized():
+            streams.synchronize()
+            return
+        current = get_index()
+        device_type = process.torch_accelerator().type
+        for index in {each.index for each in self._devices if each.type == device_type} | {current}:
+            if index != current or bindings.may_have_context(device_type, index):
+                streams.synchronize(index)

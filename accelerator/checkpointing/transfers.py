@@ -5,25 +5,40 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 
 from .._machine import process
+from .._torch.bindings import get_index, restore_index
 
 
 class _CopyStream:
     """The copy stream of a device, and the offloaded activations whose device memory is not yet freed."""
 
-    __slots__ = ("_on_device", "lock", "module", "stream")
+    __slots__ = ("_index", "_on_device", "lock", "module", "stream")
 
     def __init__(self, device: torch.device) -> None:
         self.module: Any = torch.get_device_module(device)
         self.stream: Any = self.module.Stream(device=device)
+        self._index = self.stream.device_index
         # Oldest first.
         self._on_device: deque[weakref.ref[Offloaded]] = deque()
         # Held while an activation's device memory is taken or freed: another thread's forward may free it during a backward.
         self.lock = threading.Lock()
+
+    @contextmanager
+    def entered(self) -> Iterator[None]:
+        """Make the stream the current one. Its own context would make one of CUDA's on the device that was current before."""
+        previous = get_index()
+        restore_index(self._index)
+        try:
+            with self.module.stream(self.stream):
+                yield
+        finally:
+            restore_index(previous)
 
     def add(self, offloaded: Offloaded) -> None:
         """Register an activation, and free the device memory of those of earlier checkpoints."""
@@ -111,7 +126,7 @@ class Offloaded:
         # The stream of the computation that uses the tensor.
         self._stream: Any = copy_stream.module.current_stream(device)
         copy_stream.stream.wait_stream(self._stream)
-        with copy_stream.module.stream(copy_stream.stream):
+        with copy_stream.entered():
             host.copy_(source, non_blocking=True)
             self._copied_to_host = copy_stream.module.Event()
             self._copied_to_host.record(copy_stream.stream)
@@ -143,7 +158,7 @@ class Offloaded:
         on_device = torch.empty_like(self._host, device=self._device, pin_memory=False)
         self._stream = copy_stream.module.current_stream(self._device)
         copy_stream.stream.wait_stream(self._stream)
-        with copy_stream.module.stream(copy_stream.stream):
+        with copy_stream.entered():
             on_device.copy_(self._host, non_blocking=True)
             copied_back = copy_stream.module.Event()
             copied_back.record(copy_stream.stream)

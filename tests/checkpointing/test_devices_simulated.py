@@ -488,3 +488,105 @@ if (pid := os.fork()) == 0:
 assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
 """
     support.run(program, support.simulated_environment(gpus=1))
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+@pytest.mark.parametrize("nested", [False, True])
+@pytest.mark.parametrize("forward", [0, 1])
+@pytest.mark.parametrize("backward", [0, 1])
+@pytest.mark.parametrize("argument", ["cpu", "cuda:0", "cuda:1"])
+def test_recomputation_has_the_current_device_of_its_forward(
+    argument: str, backward: int, forward: int, nested: bool, settings: dict[str, Any]
+) -> None:
+    """Autograd's thread has the device of its node."""
+    checkpointing.configure(**settings)
+    current: list[int] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        current.append(torch.cuda.current_device())
+        return (h * torch.rand(h.shape, device="cuda").to(h.device)).exp()
+
+    h = torch.ones(3, device=argument, requires_grad=True)
+    with torch.cuda.device(forward):
+        out = checkpointing.checkpoint(lambda h: checkpointing.checkpoint(function, h) if nested else function(h), h)
+    factor = out.detach().log()
+    with torch.cuda.device(backward):
+        out.sum().backward()
+        assert torch.cuda.current_device() == backward
+    assert set(current) == {forward}
+    assert h.grad is not None
+    assert torch.allclose(h.grad, factor * out.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+def test_recomputation_draws_from_a_generator_of_the_gpu_again(settings: dict[str, Any]) -> None:
+    checkpointing.configure(**settings)
+    generator = torch.Generator("cuda:1").manual_seed(3)
+    h = torch.ones(3, device="cuda:1", requires_grad=True)
+    out = checkpointing.checkpoint(lambda h, g: (h * torch.rand(3, generator=g, device="cuda:1")).exp(), h, generator)
+    out.sum().backward()
+    assert h.grad is not None
+    assert torch.allclose(h.grad, out.detach().log() * out.detach(), atol=1e-5)
+
+
+@pytest.mark.parametrize("settings", MODES.values(), ids=MODES)
+def test_running_statistics_of_a_gpu_change_once(settings: dict[str, Any]) -> None:
+    checkpointing.configure(**settings)
+    results = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        layers = [torch.nn.BatchNorm1d(4), torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(4, 4))]
+        model = torch.nn.Sequential(*layers).cuda(1)
+        h = torch.randn(5, 4).cuda(1).requires_grad_()
+        for _ in range(2):
+            outs = [checkpointing.checkpoint(model, h * i) if checkpointed else model(h * i) for i in (1, 2)]
+            (outs[0].sum() + outs[1].square().sum()).backward()
+        results.append([h.grad, *model.state_dict().values(), *[each.grad for each in model.parameters()]])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_statistics_of_a_captured_checkpoint_change_once_a_replay() -> None:
+    results = []
+    for checkpointed in (False, True):
+        torch.manual_seed(0)
+        model = torch.nn.BatchNorm1d(4).cuda()
+        h = torch.randn(5, 4).cuda().requires_grad_()
+
+        def step(model: Any = model, h: torch.Tensor = h, checkpointed: bool = checkpointed) -> None:
+            out = checkpointing.checkpoint(model, h) if checkpointed else model(h)
+            (h.grad,) = torch.autograd.grad(out.square().sum(), h)
+
+        with torch.cuda.stream(torch.cuda.Stream()):
+            step()
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            step()
+        for _ in range(3):
+            graph.replay()
+        results.append([h.grad, *model.state_dict().values()])
+    assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+
+def test_recomputation_has_the_switches_of_the_gpu() -> None:
+    from torch.nn.attention import SDPBackend, sdpa_kernel
+
+    from accelerator.checkpointing import bindings
+
+    seen: list[Any] = []
+
+    def function(h: torch.Tensor) -> torch.Tensor:
+        seen.append(bindings.read_switches(True))
+        return h.sin().exp()
+
+    h = torch.ones(3, device="cuda", requires_grad=True)
+    with torch.backends.cudnn.flags(enabled=False, deterministic=True), sdpa_kernel([SDPBackend.MATH]):
+        torch.backends.cuda.matmul.allow_tf32 = True
+        try:
+            out = checkpointing.checkpoint(function, h)
+        finally:
+            torch.backends.cuda.matmul.allow_tf32 = False
+    before = bindings.read_switches(True)
+    out.sum().backward()
+    assert bindings.read_switches(True) == before
+    assert seen[0] == seen[1] != before

@@ -205,7 +205,7 @@ class StoredArguments:
     A tensor or a container that occurs twice is stored once and restored as one object. Containers are copied.
     """
 
-    __slots__ = ("_args", "_attributes", "_kwargs", "_names", "_saved", "_tensors", "devices", "stored")
+    __slots__ = ("_args", "_attributes", "_edited", "_kwargs", "_names", "_saved", "_tensors", "_watched", "devices", "stored")
 
     def __init__(
         self, args: tuple[Any, ...], kwargs: dict[str, Any], settings: Settings, outer_hooks: Hooks | None, *, nested: bool
@@ -230,6 +230,9 @@ class StoredArguments:
         self._saved: _SavedByAutograd | None = None
         # The tensors that are stored as a StoredActivation; empty after the forward.
         self.stored: tuple[torch.Tensor, ...] = ()
+        # Those of them that require gradients: as leaves of the recomputation they cannot be edited.
+        self._watched: list[_Watched] = []
+        self._edited: str | None = None
         try:
             self._store(tensors, settings, outer_hooks, nested)
         except BaseException:
@@ -240,13 +243,15 @@ class StoredArguments:
         if settings.debug and settings.partition_activations and not nested:
             debug_checks.check_same_on_all_ranks(list(zip(tensors, self._names, strict=True)), settings)
         saved: list[torch.Tensor] = []
-        for tensor in tensors:
+        for tensor, name in zip(tensors, self._names, strict=True):
             activation = None
             if not settings.keeps_arguments and not nested:
                 activation = store_activation(tensor, settings, len(self.stored), outer_hooks)
             if activation is not None:
                 self._tensors.append(activation)
                 self.stored += (tensor,)
+                if tensor.requires_grad:
+                    self._watched.append((tensor, tensor._version, name))
             elif outer_hooks is not None:
                 self._tensors.append(PackedByHook(tensor, outer_hooks))
             elif bindings.innermost_hooks is None and not tensor.is_inference():
@@ -259,7 +264,8 @@ class StoredArguments:
 
     def forward_ended(self) -> None:
         """Release the memory that only the forward needs."""
-        self.stored = ()
+        self._edited = _edited_name(self._watched)
+        self._watched, self.stored = [], ()
         for each in self._tensors:
             if isinstance(each, (_KeptTensor, StoredActivation)):
                 each.forward_ended()
@@ -269,7 +275,7 @@ class StoredArguments:
         self._tensors.clear()
         self._attributes.clear()
         self._saved = None
-        self.stored = ()
+        self._watched, self.stored = [], ()
 
     def prefetch(self) -> None:
         """Start to fetch the activations that are on the host or on other ranks."""
@@ -283,6 +289,8 @@ class StoredArguments:
         Raises:
             RuntimeError: if one was edited in place, or the process group over which it is partitioned was destroyed.
         """
+        if self._edited is not None:
+            raise RuntimeError(edited_in_place(self._edited))
         for each in self._tensors:
             if isinstance(each, StoredActivation):
                 each.start_gathering()

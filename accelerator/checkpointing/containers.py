@@ -56,6 +56,14 @@ def map_tensors(
     return new
 
 
+def shape_of(tensor: torch.Tensor) -> torch.Size:
+    """Return the shape of a tensor; of a strided nested one, which has none, the shapes of its parts."""
+    try:
+        return tensor.shape
+    except RuntimeError:
+        return torch.Size(tensor._nested_tensor_size().reshape(-1).tolist())
+
+
 def devices_of(tensors: list[torch.Tensor]) -> set[torch.device]:
     """Return the devices of tensors, without the CPU."""
     return {tensor.device for tensor in tensors if not tensor.is_cpu}

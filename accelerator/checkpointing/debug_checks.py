@@ -6,19 +6,49 @@ import weakref
 import zlib
 
 import torch
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from .configuration import Settings, partition_group
+from .containers import shape_of
 from .groups import Group
 
 _LARGEST_INT64 = 2**63 - 1
 
 
-def digest(tensor: torch.Tensor) -> int:
-    """Return an integer that differs, in all likelihood, if the bytes of two tensors differ."""
-    data = tensor.detach().resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
+def digest(tensor: torch.Tensor) -> int | None:
+    """Return an integer that differs, in all likelihood, if the bytes of two tensors differ. None if it has no values."""
+    tensor = tensor.detach()
+    parts = _parts(tensor)
+    if parts is not None:
+        digests = [digest(part) for part in parts]
+        return None if None in digests else sum(each * (i + 1) for i, each in enumerate(digests) if each is not None)
+    if tensor.is_meta or isinstance(tensor, FakeTensor):
+        return None
+    data = tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8).to(torch.int64)
     # The weights repeat after a prime number of bytes, so that swapped elements change the result.
     weights = torch.arange(data.numel(), device=data.device) % 8191 + 1
     return int((data * weights).sum()) * 1_000_003 + int(data.sum())
+
+
+def _parts(tensor: torch.Tensor) -> list[torch.Tensor] | None:
+    """Return the dense tensors of which a tensor consists, None if it is one."""
+    if is_traceable_wrapper_subclass(tensor):
+        values = [getattr(tensor, name) for name in tensor.__tensor_flatten__()[0]]
+        return [value for value in values if isinstance(value, torch.Tensor)]
+    if tensor.is_quantized:
+        return [tensor.int_repr()]
+    if tensor.is_mkldnn:
+        return [tensor.to_dense()]
+    if tensor.is_nested:
+        return list(tensor.unbind())
+    if tensor.layout is torch.strided:
+        return None
+    if tensor.layout is torch.sparse_coo:
+        return [tensor._indices(), tensor._values()]
+    by_rows = tensor.layout in (torch.sparse_csr, torch.sparse_bsr)
+    indices = (tensor.crow_indices(), tensor.col_indices()) if by_rows else (tensor.ccol_indices(), tensor.row_indices())
+    return [*indices, tensor.values()]
 
 
 class Digests:
@@ -74,7 +104,11 @@ def check_same_on_all_ranks(arguments: list[tuple[torch.Tensor, str]], settings:
     counts = _gather([len(arguments)], group)
     if len(set(map(tuple, counts))) > 1:
         raise RuntimeError("partitioned checkpointing needs the same arguments on every rank, but their counts differ")
-    own = [value for tensor, name in arguments for value in (_metadata_checksum(tensor, name), digest(tensor) & _LARGEST_INT64)]
+    own = [
+        value
+        for tensor, name in arguments
+        for value in (_metadata_checksum(tensor, name), (digest(tensor) or 0) & _LARGEST_INT64)
+    ]
     rows = _gather(own, group)
     differing = {i // 2 for row in rows for i, value in enumerate(row) if value != rows[0][i]}
     if differing:
@@ -85,7 +119,7 @@ def check_same_on_all_ranks(arguments: list[tuple[torch.Tensor, str]], settings:
 
 
 def _metadata_checksum(tensor: torch.Tensor, name: str) -> int:
-    return zlib.crc32(f"{name} {tuple(tensor.shape)} {tensor.dtype}".encode())
+    return zlib.crc32(f"{name} {tuple(shape_of(tensor))} {tensor.dtype}".encode())
 
 
 def _gather(values: list[int], group: Group) -> list[list[int]]:

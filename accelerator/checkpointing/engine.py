@@ -27,8 +27,9 @@ def checkpoint(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwarg
     subclasses of these types, and all other objects, are passed to the function as they are. Arguments are never changed.
     They need not require gradients if something else in the function does.
 
-    The recomputation uses the forward's random numbers, autocast, default device and dtype, and
-    ``torch.use_deterministic_algorithms``. The caller's own are restored afterwards.
+    The recomputation uses the forward's random numbers, autocast, current device, default device and dtype, modes of torch and
+    switches of ``torch.backends``. The caller's own are restored afterwards. Buffers that the function changes, such as running
+    statistics, change once.
 
     With ``configure(partition_activations=True)`` every floating-point argument must be the same on all ranks of the group.
     Arguments that were partitioned, offloaded or stored in contiguous buffers are leaves in the recomputation. The function

@@ -7,7 +7,7 @@ arguments and torch's own accelerator, regardless of ``ACCELERATOR_BACKEND``.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from functools import partial
 from typing import Any
@@ -144,7 +144,7 @@ class ForwardState:
             self._snapshot = tracker.snapshot()
             if accelerator is not None:
                 indices = {each.index for each in devices if each.type == accelerator.device_type}
-                indices.add(self._device_index)
+                indices.add(get_index())
                 for index in indices:
                     generator = accelerator.default_generator(index)
                     self._device_states.append((generator, read_state(generator)))
@@ -195,9 +195,10 @@ class ForwardState:
         ):
             function = partial(self._call, function, context)
         # Creates no context on a device that the forward did not use.
-        previous = None if self._device_index is None else get_index()
-        if previous != self._device_index:
-            restore_index(self._device_index)
+        wanted = self._device_index
+        previous = None if wanted is None else get_index()
+        if previous != wanted:
+            restore_index(wanted)
         undo = None
         try:
             if self._cpu_state is None:
@@ -219,7 +220,7 @@ class ForwardState:
         finally:
             if self._snapshot is not None and undo is not None:
                 tracker.restore(self._snapshot, undo)
-            if previous != self._device_index:
+            if previous != wanted:
                 restore_index(previous)
 
     def _call(
@@ -260,7 +261,7 @@ class ForwardState:
 
 
 @contextmanager
-def _without_modes(modes: bindings.Modes) -> Iterator[None]:
+def _without_modes(modes: bindings.Modes) -> Generator[None, None, None]:
     """Run the block without the modes of this thread, which are ``modes``."""
     if modes == bindings.NO_MODES:
         yield

@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
@@ -30,7 +30,7 @@ class _CopyStream:
         self.lock = threading.Lock()
 
     @contextmanager
-    def entered(self) -> Iterator[None]:
+    def entered(self) -> Generator[None, None, None]:
         """Make the stream the current one. Its own context would make one of CUDA's on the device that was current before."""
         previous = get_index()
         restore_index(self._index)

@@ -15,6 +15,7 @@ class Order(NamedTuple):
     paths: list[str]
     basetemp: str | None
     workerinput: dict[str, Any]
+    options: dict[str, Any]  # the session's, which its plug-ins may have changed
     has_faults: bool  # each test then has a state of its own, in which the faults begin anew
 
 

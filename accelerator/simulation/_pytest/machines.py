@@ -13,10 +13,12 @@ import pickle
 import signal
 import socket
 import subprocess
+import sys
 import time
 import warnings
 from collections.abc import Iterator, Mapping
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -32,6 +34,8 @@ from .keys import IN_PLACE, WRONG_MARK
 _MAXIMUM_SERVERS = 4
 
 _GRACE_S = 30.0
+_CONFIGURE_NODE = "pytest_configure_node"  # of pytest-xdist: a plug-in gives workers what it has drawn, or a port
+_PLAIN = (bool, int, float, str, type(None))
 _SIGNATURE = inspect.signature(environment)
 
 # A machine is identified by the environment of its processes.
@@ -131,7 +135,8 @@ class Machines:
             arguments=[os.fspath(argument) for argument in config.invocation_params.args],
             paths=list(self._paths[machine]),
             basetemp=factory and str(factory.getbasetemp() / f"simulated{self._started}"),
-            workerinput=getattr(config, "workerinput", None) or _workerinput(directory),
+            workerinput=getattr(config, "workerinput", None) or _workerinput(config),
+            options={name: value for name, value in vars(config.option).items() if isinstance(value, _PLAIN)},
             has_faults=is_own_state and bool(keywords.get("faults")),
         )
         return _Server(order, {**environment(*arguments, **keywords), **self._guard_variables}, directory)
@@ -183,11 +188,23 @@ class Machines:
         self._guard.close()
 
 
-def _workerinput(directory: Path) -> dict[str, Any]:
+def _workerinput(config: pytest.Config) -> dict[str, Any]:
     """Return what a worker of pytest-xdist gets from its session, for a server of a session without workers."""
     # pytest-cov adds its own entries: by these the worker knows that it writes its data where the session reads them.
-    of_coverage = {"cov_master_host": socket.gethostname(), "cov_master_topdir": str(directory), "cov_master_rsync_roots": []}
-    return {"workerid": "master", "workercount": 1, "testrunuid": "", **of_coverage}
+    directory = str(config.invocation_params.dir)
+    of_coverage = {"cov_master_host": socket.gethostname(), "cov_master_topdir": directory, "cov_master_rsync_roots": []}
+    workerinput = {"workerid": "master", "workercount": 1, "testrunuid": "", "mainargv": sys.argv, **of_coverage}
+    gateway = SimpleNamespace(id="master", spec=SimpleNamespace(popen=True, chdir=None))
+    manager = SimpleNamespace(config=config, roots=[], specs=[gateway.spec], testrunuid="")
+    node = SimpleNamespace(config=config, workerinput=workerinput, gateway=gateway, nodemanager=manager)
+    hook: Any = getattr(config.hook, _CONFIGURE_NODE, None)
+    plugins = [implementation.plugin for implementation in hook.get_hookimpls()] if hook else []
+    for plugin in plugins:
+        others = [other for other in plugins if other is not plugin]
+        # A plug-in that prepares workers only if the session has some fails here. The server then does without its entries.
+        with contextlib.suppress(Exception):
+            config.pluginmanager.subset_hook_caller(_CONFIGURE_NODE, others)(node=node)
+    return workerinput
 
 
 class _Server:

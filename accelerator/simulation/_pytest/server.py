@@ -13,7 +13,7 @@ import sys
 import tempfile
 import traceback
 import warnings
-from collections.abc import Generator
+from collections.abc import Callable, Generator
 from pathlib import Path
 from typing import IO, Any, NoReturn
 
@@ -76,6 +76,17 @@ class _Terminal:
         return getattr(self._reporter, name)
 
 
+class _NotPrepared(KeyError):
+    """A plug-in asked for an entry of a worker that the session has not prepared."""
+
+
+class _WorkerInput(dict[str, Any]):
+    """What the session has prepared for a worker."""
+
+    def __missing__(self, key: str) -> NoReturn:
+        raise _NotPrepared(key)
+
+
 class _Server:
     """The plug-in that turns a pytest into a server."""
 
@@ -101,13 +112,35 @@ class _Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
         """Collect only the files of this machine's tests, without the session's options."""
-        config.workerinput, config.workeroutput = self._order.workerinput, {}  # plug-ins recognize a worker by these
+        config.workerinput, config.workeroutput = (
+            _WorkerInput(self._order.workerinput),
+            {},
+        )  # plug-ins recognize a worker by these
+        for implementation in config.hook.pytest_configure.get_hookimpls():
+            implementation.function = self._also_without_input(config, implementation.function)
         for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
         config.option.basetemp = self._order.basetemp
         config.args[:] = self._order.paths
         self._config = config
+
+    def _also_without_input(self, config: Any, configure: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a plug-in that no session without workers prepares be configured as in a session, with this one's options."""
+
+        def attempt(*arguments: Any) -> Any:
+            try:
+                return configure(*arguments)
+            except _NotPrepared:
+                workerinput = config.__dict__.pop("workerinput")
+                for name in self._order.options.keys() - _SESSION_OPTIONS.keys() - {"basetemp", "on_simulated_gpus"}:
+                    setattr(config.option, name, self._order.options[name])
+                try:
+                    return configure(*arguments)
+                finally:
+                    config.workerinput = workerinput
+
+        return attempt
 
     @pytest.hookimpl(tryfirst=True)
     def pytest_configure(self, config: pytest.Config) -> None:

@@ -1077,3 +1077,73 @@ def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> N
     assert "--simulate-gpus=N" in text
     assert "on-simulated-gpus" not in text
     assert "SUPPRESS" not in text
+
+
+# Plug-ins as pytest-randomly, pytest-rerunfailures and pytest-retry are: workers need what the session drew or opened.
+PLUGINS_OF_WORKERS = """
+    import pytest
+
+    PORT = pytest.StashKey()
+
+    class Workers:
+        def pytest_configure_node(self, node):
+            node.workerinput["drawn"] = node.config.option.drawn
+            node.workerinput["gateway"] = node.gateway.id
+
+    class Port:
+        @pytest.hookimpl(optionalhook=True)
+        def pytest_configure_node(self, node):
+            node.workerinput["port"] = node.config.stash[PORT]  # a session without workers has none
+
+        def pytest_configure(self, config):
+            is_worker = hasattr(config, "workerinput")
+            config.reporter = f"port {config.workerinput['port']}" if is_worker else "offline"
+
+    def pytest_addoption(parser):
+        parser.addoption("--drawn", default="default")
+
+    def pytest_configure(config):
+        config.pluginmanager.register(Port())
+        if config.pluginmanager.hasplugin("xdist"):
+            config.pluginmanager.register(Workers())
+        if hasattr(config, "workerinput"):
+            config.option.drawn = config.workerinput["drawn"]
+        elif config.option.drawn == "default":
+            import random
+            config.option.drawn = random.getrandbits(32)
+        if not hasattr(config, "workerinput"):
+            (config.rootpath / "drawn").write_text(str(config.option.drawn))
+"""
+
+
+@on_simulated_gpus
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        pytest.param(["-p", "no:xdist"], marks=pytest.mark.slow),
+        pytest.param(["-n1"], marks=pytest.mark.slow),
+    ],
+)
+def test_plugins_that_prepare_workers(arguments: list[str], tmp_path: Path) -> None:
+    pytest.importorskip("xdist")
+    hide_torch(tmp_path)
+    write(tmp_path, PLUGINS_OF_WORKERS, "plugins.py")
+    if "-n1" in arguments:
+        with (tmp_path / "plugins.py").open("a") as plugins:
+            plugins.write("    config.stash[PORT] = 7\n")
+    write(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_it(pytestconfig):
+            has = pytestconfig.option.drawn, pytestconfig.reporter, pytestconfig.workerinput["workerid"]
+            (pytestconfig.rootpath / "has").write_text(repr(has))
+        """,
+    )
+    done = start(tmp_path, "-p", "plugins", *arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+    of_worker = ("port 7", "gw0") if "-n1" in arguments else ("offline", "master")
+    assert (tmp_path / "has").read_text() == repr((int((tmp_path / "drawn").read_text()), *of_worker))

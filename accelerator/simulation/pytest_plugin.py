@@ -5,6 +5,7 @@
 simulated machine of its own, in a forked process. That process sets up and tears down all fixtures of the test, including those
 of session and module scope. With ``--pdb`` or ``--trace`` the test runs in place if pytest already runs on such a machine.
 ``--simulate-races``, and ``races=`` of such a machine, fail a test whose body, or a process that it starts, has a race.
+A mark takes ``memory``, ``name`` and ``races`` from the session if it does not say them.
 ``@pytest.mark.min_gpus(2)`` skips a test if fewer GPUs are visible.
 The options of a session may be in its configuration file too: ``simulate_gpus = 2``. The command line takes precedence.
 
@@ -66,6 +67,7 @@ def _parse_gpus(text: str) -> Any:
 _OPTIONS = (
     _Option("gpus", "run all tests on a machine with N simulated GPUs", "string", {"type": _parse_gpus, "metavar": "N"}),
     _Option("memory", "memory of each simulated GPU, such as 16GiB (8GiB)", "string", {"metavar": "SIZE"}),
+    _Option("name", "name of each simulated GPU, such as H100, which sets its memory", "string", {"metavar": "NAME"}),
     _Option(
         "races",
         "fail tests whose bodies have a race between streams or the host",
@@ -75,27 +77,23 @@ _OPTIONS = (
 )
 
 
-class _Session(NamedTuple):
-    """What the options of a session, or its configuration file, say."""
-
-    gpus: int | None
-    memory: str | None
-    finds_races: bool
-
-
-def _read_options(config: pytest.Config, options: argparse.Namespace) -> _Session:
+def _read_options(config: pytest.Config, options: argparse.Namespace) -> dict[str, Any]:
+    """Return the arguments of `environment` that the options of a session, or its configuration file, say."""
     values: dict[str, Any] = {}
     for option in _OPTIONS:
         value = getattr(options, f"simulate_{option.name}")
         if value is None:
             value = config.getini(f"simulate_{option.name}") or None
-        values[option.name] = value
-    if isinstance(values["gpus"], str):
+        if value is not None:
+            values[option.name] = value
+    if isinstance(values.get("gpus"), str):
         try:
             values["gpus"] = _parse_gpus(values["gpus"])
         except argparse.ArgumentTypeError as error:
             raise pytest.UsageError(f"simulate_gpus in {config.inipath}: {error}") from None
-    return _Session(values["gpus"], values["memory"], bool(values["races"]))
+    if values.get("races"):
+        values["races"] = "report"
+    return values
 
 
 @pytest.hookimpl(hookwrapper=True, tryfirst=True)
@@ -104,15 +102,16 @@ def pytest_load_initial_conftests(
 ) -> Generator[None, None, None]:
     """Prepare the pytest on simulated GPUs that replaces this one, before capture begins and test modules are imported."""
     options = early_config.known_args_namespace
-    gpus, memory, finds_races = _read_options(early_config, options)
-    if gpus is None and options.simulate_memory is not None:
-        raise pytest.UsageError("--simulate-memory needs --simulate-gpus N, the number of GPUs with this memory")
-    if gpus is None and options.simulate_races:
-        raise pytest.UsageError("--simulate-races needs --simulate-gpus N: races are found on simulated GPUs")
-    if gpus is not None and not options.on_simulated_gpus:
+    machine = _read_options(early_config, options)
+    if "gpus" in machine and not options.on_simulated_gpus:
         from ._pytest.session import take_over
 
-        early_config.stash[_session] = take_over(early_config, parser, args, gpus, memory, finds_races)
+        early_config.stash[_session] = take_over(early_config, parser, args, machine)
+    for option, reason in (("memory", "the number of GPUs with this memory"), ("name", "the number of GPUs with this name")):
+        if "gpus" not in machine and getattr(options, f"simulate_{option}") is not None:
+            raise pytest.UsageError(f"--simulate-{option} needs --simulate-gpus N, {reason}")
+    if "gpus" not in machine and options.simulate_races:
+        raise pytest.UsageError("--simulate-races needs --simulate-gpus N: races are found on simulated GPUs")
     yield
 
 
@@ -120,7 +119,7 @@ def pytest_load_initial_conftests(
 def pytest_cmdline_main(config: pytest.Config) -> int | None:
     """Run the pytest that replaces this one."""
     simulated = config.stash.get(_session, None)
-    if simulated is None and not config.option.on_simulated_gpus and _read_options(config, config.option).gpus is not None:
+    if simulated is None and not config.option.on_simulated_gpus and "gpus" in _read_options(config, config.option):
         raise pytest.UsageError(f"a conftest loaded the plug-in, which is too late for --simulate-gpus: add '-p {__name__}'")
     return None if simulated is None else simulated.run()
 
@@ -133,11 +132,12 @@ def pytest_configure(config: pytest.Config) -> None:
 
 def pytest_report_header(config: pytest.Config) -> str | None:
     """Report that the session runs on simulated GPUs."""
-    gpus, memory, finds_races = _read_options(config, config.option)
-    if gpus is None:
+    machine = _read_options(config, config.option)
+    if "gpus" not in machine:
         return None
-    memory = memory or f"{int(_settings.find('memory').native_default) >> 30}GiB"
-    return f"simulated GPUs: {gpus} of {memory}{', with race detection' * finds_races}"
+    default = f"{int(_settings.find('memory').native_default) >> 30}GiB" if "name" not in machine else None
+    of = ", ".join(filter(None, (machine.get("name"), machine.get("memory", default))))
+    return f"simulated GPUs: {machine['gpus']} of {of}{', with race detection' * ('races' in machine)}"
 
 
 @pytest.hookimpl(trylast=True)
@@ -150,7 +150,7 @@ def pytest_collection_modifyitems(session: pytest.Session, config: pytest.Config
     if on_machines:
         from ._pytest.machines import Machines
 
-        config.stash[_machines] = Machines(session, on_machines)
+        config.stash[_machines] = Machines(session, on_machines, _read_options(config, config.option))
     for item in items:
         has_machine = not is_server and item.get_closest_marker("simulated_machine") and IN_PLACE not in item.stash
         if item.get_closest_marker("min_gpus") and not has_machine:

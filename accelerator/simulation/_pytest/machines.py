@@ -23,6 +23,7 @@ from typing import Any
 
 import pytest
 
+from .. import _settings
 from .._environment import environment, unavailable_reason
 from .._guard import guarded
 from .._state_folder import state_folder
@@ -47,7 +48,7 @@ _arguments = pytest.StashKey[Mapping[str, Any]]()
 class Machines:
     """The simulated machines of a session and their tests."""
 
-    def __init__(self, session: pytest.Session, items: list[pytest.Item]) -> None:
+    def __init__(self, session: pytest.Session, items: list[pytest.Item], of_session: Mapping[str, Any]) -> None:
         self._config = session.config
         self._parameters: dict[_Machine, tuple[tuple[Any, ...], dict[str, Any]]] = {}
         self._paths: dict[_Machine, dict[str, None]] = {}
@@ -59,6 +60,8 @@ class Machines:
         session.config.add_cleanup(self.close)
         # A copy: a test that changes os.environ must not change later machines.
         self._base = dict(os.environ)
+        races = _settings.read("races")  # if a command runs the session on simulated GPUs
+        self._of_session = {**({"races": races} if races else {}), **of_session}
         reason = unavailable_reason()
         for item in items:
             problem = reason or self._find_machine(item)
@@ -69,7 +72,10 @@ class Machines:
         """Find the machine that a test's mark describes; return why it cannot be simulated, if so."""
         mark = item.get_closest_marker("simulated_machine")
         assert mark is not None
-        keywords = {"base": self._base, **mark.kwargs}
+        # What the mark does not say is the session's; but a name has its own memory.
+        excluded = {"gpus", *mark.kwargs, *(["memory"] if "name" in mark.kwargs else [])}
+        inherited = {name: value for name, value in self._of_session.items() if name not in excluded}
+        keywords = {"base": self._base, **inherited, **mark.kwargs}
         try:
             arguments = _SIGNATURE.bind(*mark.args, **mark.kwargs).arguments
         except TypeError as error:
@@ -88,7 +94,8 @@ class Machines:
                 item.stash[IN_PLACE] = True
                 return None
         machine = frozenset(processes.items())
-        item.stash[_machine], item.stash[_arguments] = machine, arguments
+        races = {"races": keywords["races"]} if "races" in keywords else {}
+        item.stash[_machine], item.stash[_arguments] = machine, {**arguments, **races}
         self._parameters[machine] = mark.args, keywords
         self._paths.setdefault(machine, {})[str(item.path)] = None
         return None

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import os
 import types
-from typing import Literal
+from typing import Any
 
 import pytest
 
@@ -16,33 +16,27 @@ from . import python
 
 
 class SimulatedSession:
-    """The pytest that replaces this one."""
+    """The pytest that replaces this one, on a machine that arguments of `environment` describe."""
 
-    def __init__(self, arguments: list[str], gpus: int, memory: str | None, finds_races: bool) -> None:
+    def __init__(self, arguments: list[str], machine: dict[str, Any]) -> None:
         self._arguments = arguments
-        self._gpus = gpus
-        self._memory = memory
-        self._finds_races = finds_races
+        self._machine = machine
 
     def run(self) -> int:
         """Run the replacing pytest on this terminal and return its exit status."""
         command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
-        races: Literal["report"] | None = "report" if self._finds_races else None
         try:
             with state_folder() as folder:
-                child = environment(self._gpus, memory=self._memory, races=races, state=folder / "state")
-                return _run.run("pytest", command, child)
+                return _run.run("pytest", command, environment(**self._machine, state=folder / "state"))
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         except RuntimeError as error:
             raise pytest.UsageError(f"cannot simulate GPUs: {error}") from None
 
 
-def take_over(
-    config: pytest.Config, parser: pytest.Parser, args: list[str], gpus: int, memory: str | None, finds_races: bool
-) -> SimulatedSession:
+def take_over(config: pytest.Config, parser: pytest.Parser, args: list[str], machine: dict[str, Any]) -> SimulatedSession:
     """Keep the arguments of this pytest for the one that replaces it, and stop this one from loading and capturing."""
-    simulated = SimulatedSession(_arguments(config), gpus, memory, finds_races)
+    simulated = SimulatedSession(_arguments(config), machine)
     args.clear()
     inert = parser.parse_known_args([], namespace=copy.copy(config.option))
     inert.noconftest, inert.capture, inert.confcutdir = True, "no", config.known_args_namespace.confcutdir

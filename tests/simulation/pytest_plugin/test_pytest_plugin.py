@@ -807,6 +807,49 @@ def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
     assert done.stdout.count("test session starts") == 1
 
 
+MARKS_OF_A_SESSION = """
+    import os
+    import pytest
+
+    def machine():
+        name, memory, races = (os.environ.get(f"ACCELERATOR_SIM_{word}") for word in ("NAMES", "MEMORY", "RACES"))
+        return name, int(memory) >> 20, races
+
+    NAME = "NVIDIA A100-SXM4-40GB"
+
+    @pytest.mark.simulated_machine(1)
+    def test_says_nothing():
+        assert machine() == (NAME, 3072, "report")
+
+    @pytest.mark.simulated_machine(1, memory="1GiB")
+    def test_says_memory():
+        assert machine() == (NAME, 1024, "report")
+
+    @pytest.mark.simulated_machine(1, name="H100", races=None)
+    def test_says_name():
+        name, memory, races = machine()
+        assert "H100" in name and memory > 80000 and races is None
+"""
+
+
+@on_simulated_gpus
+def test_marks_take_what_they_do_not_say_from_the_session(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(tmp_path, MARKS_OF_A_SESSION)
+    (tmp_path / "pytest.ini").write_text("[pytest]\nsimulate_memory = 3GiB\nsimulate_name = A100-40GB\nsimulate_races = true\n")
+    done = start(tmp_path, "-c", str(tmp_path / "pytest.ini"))
+    assert counts(done) == {"passed": 3}, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@on_simulated_gpus
+def test_session_on_gpus_with_a_name(tmp_path: Path) -> None:
+    write(tmp_path, "import accelerator as acc\ndef test_it():\n    assert 'H100' in acc.visible_devices()[0].name\n")
+    done = start(tmp_path, "--simulate-gpus=1", "--simulate-name=H100")
+    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+    assert "simulated GPUs: 1 of H100\n" in done.stdout
+
+
 def test_session_gets_every_plugin_given_to_pytest_main() -> None:
     invocation = SimpleNamespace(plugins=["first", textwrap], args=["-q", Path("tests")])
     config: Any = SimpleNamespace(invocation_params=invocation)
@@ -902,6 +945,7 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
     ("arguments", "message"),
     [
         (["--simulate-memory", "1GiB"], "--simulate-memory needs --simulate-gpus"),
+        pytest.param(["--simulate-name", "H100"], "--simulate-name needs --simulate-gpus", marks=pytest.mark.slow),
         pytest.param(["--simulate-races"], "--simulate-races needs --simulate-gpus", marks=pytest.mark.slow),
         (["--simulate-gpus", "x"], "'x' is not a number of GPUs"),
         pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),

@@ -13,6 +13,7 @@ from accelerator.simulation import Race
 from accelerator.simulation._pytest import race_failures
 from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.simulation.races.test_race_options import RACE
+from tests.support import simulated_environment
 from tests.support.discovery import on_simulated_gpus
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -168,15 +169,43 @@ def test_without_the_option_races_pass(tmp_path: Path) -> None:
     assert counts(done) == {"failed": 1, "passed": 17}, done.stdout + done.stderr
 
 
-@pytest.mark.slow
-def test_the_option_leaves_machines_of_tests_out(tmp_path: Path) -> None:
-    marks = "", ", races='report'", ", races='raise'"
-    bodies = (f"@pytest.mark.simulated_machine(1{mark})\ndef test_{i}():\n    exec({RACE!r})\n" for i, mark in enumerate(marks))
-    write(tmp_path, "import pytest\n\n" + "\n".join(bodies))
-    done = start(tmp_path, "--simulate-gpus=1", "--simulate-races")
+_OWN_MACHINES = """
+    import pytest
+
+    @pytest.mark.simulated_machine(1)
+    def test_of_the_session():
+        exec({race!r})
+
+    @pytest.mark.simulated_machine(1, races=None)
+    def test_without():
+        exec({race!r})
+
+    @pytest.mark.simulated_machine(1, races="raise")
+    def test_of_its_own():
+        exec({race!r})
+"""
+
+
+@pytest.mark.parametrize(
+    "runner",
+    [
+        pytest.param(["--simulate-gpus=1", "--simulate-races"], marks=pytest.mark.slow, id="options"),
+        pytest.param(["-o", "simulate_races=true"], id="configuration"),
+    ],
+)
+def test_machines_of_tests_find_races_if_the_session_does(tmp_path: Path, runner: list[str]) -> None:
+    write(tmp_path, _OWN_MACHINES.format(race=RACE))
+    done = start(tmp_path, *runner)
     assert counts(done) == {"failed": 2, "passed": 1}, done.stdout + done.stderr
-    assert "test_1 ___" in done.stdout
-    assert "RuntimeError: race: 4000 bytes" in done.stdout.partition("test_2 ___")[2]
+    assert "race: 4000 bytes" in _failure(done.stdout, "test_of_the_session")
+    assert "RuntimeError: race: 4000 bytes" in _failure(done.stdout, "test_of_its_own")
+
+
+@pytest.mark.slow
+def test_machines_of_tests_find_races_if_the_command_does(tmp_path: Path) -> None:
+    write(tmp_path, _OWN_MACHINES.format(race=RACE))
+    done = start(tmp_path, **simulated_environment(gpus=1, races="report"))
+    assert counts(done) == {"failed": 2, "passed": 1}, done.stdout + done.stderr
 
 
 def test_the_option_needs_gpus(tmp_path: Path) -> None:

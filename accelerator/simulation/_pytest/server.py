@@ -117,7 +117,7 @@ class _Server:
             {},
         )  # plug-ins recognize a worker by these
         for implementation in config.hook.pytest_configure.get_hookimpls():
-            implementation.function = self._also_without_input(config, implementation.function)
+            implementation.function = self._also_unprepared(config, implementation.function)
         for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -125,20 +125,15 @@ class _Server:
         config.args[:] = self._order.paths
         self._config = config
 
-    def _also_without_input(self, config: Any, configure: Callable[..., Any]) -> Callable[..., Any]:
-        """Let a plug-in that no session without workers prepares be configured as in a session, with this one's options."""
+    def _also_unprepared(self, config: Any, configure: Callable[..., Any]) -> Callable[..., Any]:
+        """Let a plug-in do without what only a session with workers prepares: it has the options that the session has drawn."""
 
         def attempt(*arguments: Any) -> Any:
             try:
                 return configure(*arguments)
             except _NotPrepared:
-                workerinput = config.__dict__.pop("workerinput")
                 for name in self._order.options.keys() - _SESSION_OPTIONS.keys() - {"basetemp", "on_simulated_gpus"}:
                     setattr(config.option, name, self._order.options[name])
-                try:
-                    return configure(*arguments)
-                finally:
-                    config.workerinput = workerinput
 
         return attempt
 

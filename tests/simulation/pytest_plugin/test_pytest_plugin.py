@@ -1140,8 +1140,9 @@ PLUGINS_OF_WORKERS = """
             node.workerinput["port"] = node.config.stash[PORT]  # a session without workers has none
 
         def pytest_configure(self, config):
-            is_worker = hasattr(config, "workerinput")
-            config.reporter = f"port {config.workerinput['port']}" if is_worker else "offline"
+            config.reporter = "offline"
+            if hasattr(config, "workerinput"):
+                config.reporter = f"port {config.workerinput['port']}"
 
     def pytest_addoption(parser):
         parser.addoption("--drawn", default="default")

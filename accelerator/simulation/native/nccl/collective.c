@@ -5,6 +5,7 @@
  * announcements have two halves: when a rank writes step k, all ranks have arrived at step k - 1, so step k - 2 is over. */
 #include "nccl.h"
 
+#include <stdio.h>
 #include <string.h>
 
 static char *slot(const struct comm *comm, int rank)
@@ -78,6 +79,25 @@ static void read_slots(const struct operation *operation, size_t elements)
     }
 }
 
+/* Writes a call as "ncclAllReduce of 2 int32, sum" or "ncclBroadcast of 3 float32 from rank 0". */
+static void call_text(char *text, size_t size, const struct announcement *call)
+{
+    static const char *const reductions[] = {"sum", "prod", "max", "min", "avg", "premulsum"};
+    const bool is_known = call->code >= 0 && call->code < COLLECTIVE_COUNT && call->type >= 0 && call->type < TYPE_COUNT;
+    if (!is_known) {
+        snprintf(text, size, "an unknown call");
+        return;
+    }
+    const struct operation_kind *kind = &operation_kinds[call->code];
+    const bool reduces = call->code == ALL_REDUCE || call->code == REDUCE || call->code == REDUCE_SCATTER;
+    const bool has_root = (kind->source | kind->target) & OF_ROOT;
+    int length = snprintf(text, size, "%s of %llu %s", kind->call, (unsigned long long)call->count, type_name(call->type));
+    if (reduces && call->reduction >= 0 && call->reduction <= FIRST_MULTIPLIED)
+        length += snprintf(text + length, size - (size_t)length, ", %s", reductions[call->reduction]);
+    if (has_root)
+        snprintf(text + length, size - (size_t)length, ", root %d", call->root);
+}
+
 static ncclResult_t compare_announcements(const struct operation *operation)
 {
     const struct comm *comm = operation->comm;
@@ -86,12 +106,11 @@ static ncclResult_t compare_announcements(const struct operation *operation)
         const struct announcement *other = &comm->shared->members[rank].announced[comm->steps % 2];
         if (memcmp(other, &mine, sizeof mine) == 0)
             continue;
-        const char *name = other->code >= 0 && other->code < COLLECTIVE_COUNT ? operation_kinds[other->code].name : "?";
-        return fail(ncclInvalidUsage,
-                    "the ranks do not make the same call: rank %d %s(count %llu, type %d, op %d, root %d),"
-                    " rank %d %s(count %llu, type %d, op %d, root %d)",
-                    comm->rank, operation_kinds[mine.code].name, (unsigned long long)mine.count, mine.type, mine.reduction,
-                    mine.root, rank, name, (unsigned long long)other->count, other->type, other->reduction, other->root);
+        char calls[2][100];
+        call_text(calls[0], sizeof calls[0], &mine);
+        call_text(calls[1], sizeof calls[1], other);
+        return fail(ncclInvalidUsage, "the ranks do not make the same call: rank %d calls %s; rank %d calls %s", comm->rank,
+                    calls[0], rank, calls[1]);
     }
     return ncclSuccess;
 }

@@ -326,6 +326,7 @@ bool is_process_gone(const struct comm *comm, int rank);
 
 /* reduce.c */
 size_t type_size(enum data_type type);
+const char *type_name(enum data_type type);
 void reduce(char *target, char *const *sources, int count, size_t elements, enum data_type type, int reduction);
 void multiply(char *target, const char *source, size_t elements, enum data_type type, const void *factor);
 

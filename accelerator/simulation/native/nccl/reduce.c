@@ -16,6 +16,14 @@ size_t type_size(enum data_type type)
     return sizes[type];
 }
 
+const char *type_name(enum data_type type)
+{
+#define NAME(type, name, size) #name,
+    static const char *const names[] = {DATA_TYPES(NAME)};
+#undef NAME
+    return names[type];
+}
+
 static inline float to_float(uint32_t bits)
 {
     float value;

@@ -691,6 +691,50 @@ def prefetched_without_record_stream() -> None:
     torch.cuda.synchronize()
 
 
+# The memory goes back to the stream that takes it again, so that record_stream() with it changes nothing. Another stream uses
+# the new tensor first. This is the order of https://github.com/ROCm/ATOM/issues/1956
+
+
+@racy("or allocate that tensor on stream")
+def allocated_on_one_stream_and_written_on_another() -> None:
+    side, x = torch.cuda.Stream(), _tensor(56789)
+    x.sum()  # first
+    del x
+    x = torch.empty(56789, device="cuda")
+    with torch.cuda.stream(side):
+        x.zero_()  # second
+
+
+@racy("call wait_stream() or wait_event() on the default stream of cuda:0, for stream")
+def allocated_on_a_stream_and_written_on_the_default_one() -> None:
+    side = torch.cuda.Stream()
+    with torch.cuda.stream(side):
+        x = _tensor(67890)
+        x.sum()  # first
+        del x
+        x = torch.empty(67890, device="cuda")
+    x.zero_()  # second
+
+
+@racy("record_stream")
+def read_on_another_stream_only() -> None:
+    side, x = torch.cuda.Stream(), torch.empty(78901, device="cuda")
+    with torch.cuda.stream(side):
+        x.zero_()  # first
+    del x
+    torch.ones(78901, device="cuda")  # second
+
+
+@silent
+def allocated_on_the_stream_that_writes_it() -> None:
+    side, x = torch.cuda.Stream(), _tensor(56789)
+    x.sum()
+    del x
+    with torch.cuda.stream(side):
+        x = torch.empty(56789, device="cuda")
+        x.zero_()
+
+
 # A loader that reuses a batch's memory on its own stream while the consumer may still read it. This is the order of timm's
 # PrefetchLoader before and after https://github.com/huggingface/pytorch-image-models/pull/2784
 

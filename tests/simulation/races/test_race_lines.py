@@ -338,3 +338,17 @@ for race in simulation.races():
     assert done.returncode == 0, done.stderr
     [advice] = done.stdout.splitlines()
     assert "call wait_stream() or wait_event() on the default stream of cuda:1, for stream 1 of cuda:1" in advice
+
+
+def test_threads_of_an_op_of_the_cpu_have_its_line() -> None:
+    """A thread of OpenMP, which knows no line, may touch the memory first."""
+    reads = "host.copy_(x, non_blocking=True); host.sum(); torch.cuda.synchronize()\n"
+    program = f"""
+import torch
+torch.set_num_threads(4)
+x = torch.ones(1 << 20, device="cuda")
+host = torch.empty(1 << 20).pin_memory()
+{reads * 8}"""
+    done = support.python(program, simulated_environment(gpus=1, races="report"))
+    lines = [line.strip() for line in done.stderr.splitlines() if line.startswith("  the host reads")]
+    assert lines == [f"the host reads byte 0 of it: <string>:{number} in <module>" for number in range(6, 14)], done.stderr

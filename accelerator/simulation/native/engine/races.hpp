@@ -32,7 +32,14 @@ inline uintptr_t data_of_owner(void* owner)
     return reinterpret_cast<uintptr_t>(storage->_mutable_data_ptr_no_checks().get());
 }
 
-inline const race_storages storages{&data_of_owner, &release_owner};
+inline void* current_stream(int device)
+{
+    void* result = nullptr;
+    aoti_torch_get_current_cuda_stream(device, &result);
+    return result;
+}
+
+inline const race_storages storages{&data_of_owner, &release_owner, &current_stream};
 
 // Python's name of a type, which lives as long as the process.
 inline const char* name_of(c10::ScalarType type)
@@ -265,7 +272,7 @@ public:
             accesses_.resize(left);
             devices_.resize(left);
             if (device >= 0)
-                races->op(stream(device), device, name_, own.data(), own.size(), place_, 0);
+                races->op(current_stream(device), device, name_, own.data(), own.size(), place_, 0);
             else
                 for (const auto& access : own)
                     if (access.owner)
@@ -276,8 +283,8 @@ public:
     // Lets the streams of two devices wait for each other, as torch does around a copy between them.
     static void order(c10::DeviceIndex first, c10::DeviceIndex second)
     {
-        races->order(stream(first), first, stream(second), second);
-        races->order(stream(second), second, stream(first), first);
+        races->order(current_stream(first), first, current_stream(second), second);
+        races->order(current_stream(second), second, current_stream(first), first);
     }
 
     static void raise()
@@ -288,13 +295,6 @@ public:
     }
 
 private:
-    static void* stream(c10::DeviceIndex device)
-    {
-        void* result = nullptr;
-        aoti_torch_get_current_cuda_stream(device, &result);
-        return result;
-    }
-
     const char* name_;
     int place_, outer_;
     bool is_transfer_ = false;

@@ -43,10 +43,11 @@ struct race_access {
     int32_t flags;
 };
 
-/* Functions of the engine, for weak references to storages. */
+/* Functions of the engine: for weak references to storages, and torch's current stream of a device. */
 struct race_storages {
     uintptr_t (*data)(void *owner); /* the address of the storage's memory; 0 if the storage is gone */
     void (*release)(void *owner);
+    void *(*current_stream)(int device);
 };
 
 /* Functions of race detection. */

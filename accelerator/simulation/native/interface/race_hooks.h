@@ -45,6 +45,7 @@ struct race_hooks {
     void (*at_event_wait)(struct race_event *event);
     void (*at_stream_wait)(struct race_stream *stream);
     void (*at_device_wait)(int device);
+    void (*at_allocation)(const void *address, int device);
     void (*at_free)(const void *address, size_t size);
     void (*at_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
     void (*after_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);

@@ -12,6 +12,7 @@
 #include <sys/mman.h>
 #include <ucontext.h>
 
+#include "common/clock.h"
 #include "interface/processor_signals.h"
 
 enum { PAGE = 4096, TRAP_FLAG = 0x100, WRITE_FAULT = 2, FILL = 0xff };
@@ -145,6 +146,30 @@ static bool open_page(uintptr_t address)
     return is_guarded;
 }
 
+static bool is_closed(uintptr_t address)
+{
+    for (const struct guard *guard = guards; guard; guard = guard->next)
+        if (!guard->is_open && !guard->is_reported && overlap(pages_of(guard->range), (struct race_range){address, address + 1}))
+            return true;
+    return false;
+}
+
+/* The thread that calls an op reads too, and knows its line: threads of OpenMP let it be first. Returns whether it was. */
+static bool is_opened_by_caller(uintptr_t address)
+{
+    enum { MOST_WAITS = 100 };
+    for (int waits = 0; waits < MOST_WAITS && !is_thread_of_python(); waits++) {
+        if (pthread_mutex_lock(&race_lock) == EDEADLK)
+            return false;
+        const bool is_waiting = is_closed(address);
+        pthread_mutex_unlock(&race_lock);
+        if (!is_waiting)
+            return waits > 0;
+        sleep_until(now() + MILLISECOND);
+    }
+    return false;
+}
+
 static void handle_fault(int number, siginfo_t *info, void *opaque)
 {
     ucontext_t *context = opaque;
@@ -152,6 +177,8 @@ static void handle_fault(int number, siginfo_t *info, void *opaque)
     const bool is_write = context->uc_mcontext.gregs[REG_ERR] & WRITE_FAULT;
     struct access violated;
     bool is_guarded = false, is_violation = false;
+    if (is_opened_by_caller(address))
+        return;
     if (pthread_mutex_lock(&race_lock) == EDEADLK) {
         /* Race detection's own access in this thread: to its heap, beside registered memory. */
         if (!open_page(address))

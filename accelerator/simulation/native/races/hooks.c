@@ -15,6 +15,7 @@ static struct race_hooks hooks = {
     .at_event_wait = race_at_event_wait,
     .at_stream_wait = race_at_stream_wait,
     .at_device_wait = race_at_device_wait,
+    .at_allocation = race_at_allocation,
     .at_free = race_at_free,
     .at_copy = race_at_copy,
     .after_copy = race_after_copy,

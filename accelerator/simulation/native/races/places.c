@@ -5,10 +5,12 @@
  * file, in the handler of a signal that the thread sends to itself. */
 #include "races.h"
 
+#include <dlfcn.h>
 #include <signal.h>
 #include <stdio.h>
 #include <unistd.h>
 
+#include "common/clock.h"
 #include "common/fork.h"
 
 enum { MOST_TEXT = 1 << 14, MOST_LINE = 1024, MOST_FOLDERS = 8 };
@@ -18,6 +20,9 @@ static size_t text_count, text_capacity;
 RENEWED_LOCK(lock) /* an op asks for its place before it fails in a child */
 static int stack_file = -1, stack_signal;
 static struct sigaction stack_action;
+static pthread_t stack_thread; /* Python's main thread */
+static _Atomic bool is_stack_written;
+static void *(*python_state)(void); /* of the calling thread */
 static struct {
     char *prefix;
     int owner;
@@ -63,7 +68,20 @@ EXPORT void accelerator_simulation_race_stacks(int file, int number)
 {
     stack_file = file;
     stack_signal = number;
+    stack_thread = pthread_self();
+    *(void **)&python_state = dlsym(RTLD_DEFAULT, "PyGILState_GetThisThreadState");
     sigaction(number, NULL, &stack_action);
+}
+
+bool is_thread_of_python(void)
+{
+    return stack_file < 0 || !python_state || python_state();
+}
+
+static void write_stack(int number)
+{
+    stack_action.sa_handler(number);
+    is_stack_written = true;
 }
 
 /* Adds a folder whose lines are not the program's. */
@@ -121,10 +139,15 @@ int place_of_thread(void)
     int place = 0;
     if (ftruncate(stack_file, 0) == 0 && lseek(stack_file, 0, SEEK_SET) == 0) {
         /* Programs that restore Python's handlers of all signals, as Lightning does, have removed faulthandler's. */
-        struct sigaction action;
-        sigaction(stack_signal, &stack_action, &action);
+        struct sigaction action, own = stack_action;
+        own.sa_handler = write_stack;
+        is_stack_written = false;
+        sigaction(stack_signal, &own, &action);
         pthread_sigmask(SIG_UNBLOCK, &only, &before);
-        raise(stack_signal);
+        /* A thread of OpenMP has no line: it computes for the main thread, unless that has gone on. */
+        pthread_kill(is_thread_of_python() ? pthread_self() : stack_thread, stack_signal);
+        for (const int64_t end = now() + SECOND; !is_stack_written && now() < end;)
+            sleep_until(now() + MILLISECOND);
         pthread_sigmask(SIG_SETMASK, &before, NULL);
         sigaction(stack_signal, &action, NULL);
         const ssize_t size = pread(stack_file, stack, MOST_TEXT - 1, 0);

@@ -139,6 +139,7 @@ void join_reuse(const struct clock *clock); /* torch has seen that work has ende
 
 /* The line of the program that the calling thread is at, as a number; 0 if it is unknown. */
 int place_of_thread(void);
+bool is_thread_of_python(void);
 const char *place_text(int place);
 int race_place(const char *text);
 int race_set_place(int place);
@@ -175,11 +176,13 @@ extern const struct race_functions race_functions;
 void race_at_record(struct race_stream *stream, struct race_event *event);
 void race_at_wait(struct race_stream *stream, struct race_event *event);
 void race_at_event_end(struct race_event *event);
+int stream_of_memory(uintptr_t address); /* the index of the stream that torch's allocator gives the memory; -1 if unknown */
 bool race_delays_event(struct race_event *event, const void *caller);
 bool race_delays_stream(struct race_stream *stream, const void *caller);
 void race_at_event_wait(struct race_event *event);
 void race_at_stream_wait(struct race_stream *stream);
 void race_at_device_wait(int device);
+void race_at_allocation(const void *address, int device);
 void race_at_free(const void *address, size_t size);
 void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
 void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);

@@ -105,7 +105,7 @@ static bool is_published(int first, int second, bool is_possible)
 /* A report has four lines: what nothing orders, the first access, the second, the advice. */
 void report_race(const struct access *first, const struct access *second, size_t bytes, bool is_reuse)
 {
-    char memory[300], streams[2][60], places[2][2200], *text = NULL, advice[400]; /* longer than all advice with a stream's text */
+    char memory[300], streams[2][60], places[2][2200], *text = NULL, advice[500]; /* longer than all advice with a stream's text */
     const bool is_possible = (first->flags | second->flags) & RACE_PART;
     const int first_place = first->launch ? first->launch * 65536 + first->place : first->place;
     const int second_place = second->launch ? second->launch * 65536 + second->place : second->place;
@@ -116,7 +116,11 @@ void report_race(const struct access *first, const struct access *second, size_t
     stream_text(streams[1], sizeof streams[1], second->stream);
     place_line(places[0], sizeof places[0], first);
     place_line(places[1], sizeof places[1], second);
-    if (is_reuse)
+    if (is_reuse && stream_of_memory(second->layout.address) == first->stream)
+        snprintf(advice, sizeof advice,
+                 "the memory was freed in between, and is of %s again: call wait_stream() or wait_event() on %s, for %s, before the"
+                 " second access, or allocate that tensor on %s", streams[0], streams[1], streams[0], streams[1]);
+    else if (is_reuse)
         snprintf(advice, sizeof advice, "the memory was freed in between: call record_stream(stream) on the tensor of the first"
                                         " access, with %s, before its last reference goes", streams[0]);
     else if (is_collective(first))

@@ -6,12 +6,17 @@
 
 EXPORT cudaError_t cudaMalloc(void **address, size_t size)
 {
-    RETURN_IF_ERROR(enter_context(__func__, NULL));
+    struct sim_device *device;
+    RETURN_IF_ERROR(enter_context(__func__, &device));
     RETURN_IF_ERROR(unsafe_call());
     if (!address)
         return fail(ERROR_INVALID_VALUE);
     *address = NULL;
-    return size == 0 ? SUCCESS : finish(driver->cuMemAlloc((uintptr_t *)address, size));
+    if (size == 0)
+        return SUCCESS;
+    RETURN_IF_ERROR(finish(driver->cuMemAlloc((uintptr_t *)address, size)));
+    IF_RACES(race_hooks->at_allocation(*address, device->ordinal));
+    return SUCCESS;
 }
 
 static cudaError_t allocate_rows(const char *function, struct pitched_pointer *made, struct extent extent)

@@ -97,6 +97,24 @@ RACY = {
         """,
         r"add on stream 1 of cuda:0 writes it: .*|aten::sum on the default stream of cuda:0 reads it: .*|False",
     ),
+    "a store, then atomic additions of its stream": (
+        """
+        with torch.cuda.stream(side):
+            x.zero_()
+            count("add", x)
+        count("add", x)
+        """,
+        r"aten::zero_ on stream 1 of cuda:0 writes it: .*|add on the default stream of cuda:0 writes it: .*|False",
+    ),
+    "a read, then atomic additions of its stream": (
+        """
+        with torch.cuda.stream(side):
+            x.sum()
+            count("add", x)
+        count("add", x)
+        """,
+        r"aten::sum on stream 1 of cuda:0 reads it: .*|add on the default stream of cuda:0 writes it: .*|False",
+    ),
 }
 
 

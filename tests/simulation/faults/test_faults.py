@@ -247,6 +247,23 @@ print(0.3 < time.monotonic() - begin < 20, event.query(), y.sum().item())
     assert output(program) == ["False False 8.0", "True True 8.0"]
 
 
+def test_a_hang_ends_in_time_whenever_the_host_looks() -> None:
+    program = """
+torch.cuda.set_device(1)
+start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+begin = time.monotonic()
+start.record()
+simulation.inject_fault("hang,gpu=1,for=0.2")
+y.add_(1)
+end.record()
+called = time.monotonic() - begin
+time.sleep(called + 1)
+synchronize(1)
+print(200 <= start.elapsed_time(end) < 1000 * called + 700)
+"""
+    assert output(program) == ["True"]
+
+
 def test_the_longest_of_two_hangs_counts() -> None:
     program = """
 begin = time.monotonic()
@@ -287,6 +304,45 @@ print(error(synchronize, 1), error(y.add_, 1), (x + 1).sum().item(), sep="|")
     text = TEXTS[XIDS[number].error]
     assert done.stdout == f"{text}|{text}|8.0\n", done.stderr
     assert f"): {number}, pid=" in done.stderr
+
+
+def test_a_process_that_begins_while_a_gpu_hangs_has_the_error_too(tmp_path: Path) -> None:
+    program = """
+import torch
+import os
+from accelerator import simulation
+hangs, begins, ends = os.pipe(), os.pipe(), os.pipe()
+def use():
+    return torch.ones(4, device="cuda:1").add_(1)
+def tell(name):
+    try:
+        torch.cuda.synchronize(1)
+        print(name, None, flush=True)
+    except RuntimeError as error:
+        print(name, str(error).splitlines()[0], flush=True)
+if os.fork() == 0:
+    os.read(hangs[0], 1)
+    try:
+        use()
+    except RuntimeError:
+        pass  # on a slow machine the hang is over
+    os.write(begins[1], b"-")
+    os.read(ends[0], 1)
+    tell("new")
+    os._exit(0)
+y = use()
+torch.cuda.synchronize(1)
+simulation.inject_fault("xid=119,gpu=1,for=0.7")
+y.add_(1)
+os.write(hangs[1], b"-")
+os.read(begins[0], 1)
+tell("old")
+os.write(ends[1], b"-")
+os.wait()
+"""
+    done = support.python(program, simulated_environment(gpus=2, state=tmp_path / "state"))
+    text = f"CUDA error: {TEXTS[XIDS[119].error]}"
+    assert done.stdout.splitlines() == [f"old {text}", f"new {text}"], done.stderr
 
 
 def test_a_flipped_bit_is_one_bit_of_one_element() -> None:

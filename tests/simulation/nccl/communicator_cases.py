@@ -13,8 +13,10 @@ from typing import Any
 
 import torch
 
+from accelerator.simulation import inject_fault
 from tests.simulation.nccl.ranks import (
     MOST_SECONDS,
+    NOT_READY,
     SUCCESS,
     Comm,
     Error,
@@ -209,6 +211,25 @@ def memory(place: Place) -> bool:
     for name in ("ncclPutSignal", "ncclSignal", "ncclWaitSignal", "ncclDevCommCreate", "ncclGetPeerDevicePointer"):
         assert getattr(nccl, name)() == 5, name
     return True
+
+
+def broken_context(place: Place, xid: int) -> list[int] | None:
+    """Return the errors of a stream and of the communicator once a fault has broken the context: the second one has none."""
+    comm = place.comm()
+    if place.rank == 0:
+        wait_for_file(Path(place.store))
+        comm.abort()
+        return None
+    tensor = torch.ones(8, device="cuda:1")
+    comm.submit(nccl.ncclAllReduce, pointer(tensor), pointer(tensor), ctypes.c_size_t(8), FLOAT32, 0)
+    inject_fault(f"xid={xid},gpu=1")
+    while (code := loaded_runtime().cudaStreamQuery(None)) == NOT_READY:
+        time.sleep(0.01)
+    time.sleep(0.3)  # the worker looks every 100 ms
+    result = [code, comm.asynchronous_error()]
+    Path(place.store).touch()
+    comm.abort()
+    return result
 
 
 # ---- Misuse. ----

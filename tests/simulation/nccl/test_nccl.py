@@ -265,6 +265,11 @@ MISMATCHES = [
 ]
 
 
+@pytest.mark.parametrize(("xid", "code"), [(94, 214), pytest.param(74, 220, marks=pytest.mark.slow)])
+def test_a_communicator_of_a_broken_context_has_no_error_of_its_own(ranks: Ranks, xid: int, code: int) -> None:
+    assert ranks.run("communicator.broken_context", 2, xid=xid) == [None, [code, SUCCESS]]
+
+
 class TestMisuse:
     def test_mismatched_calls_are_an_error_on_every_rank(self, ranks: Ranks) -> None:
         of_ranks = ranks.run("communicator.mismatch", 2)

@@ -112,6 +112,34 @@ report([types, found, timeouts])
     assert run(program, child) == [[31, 3], [[1, 8, 63], [0, 8, 92]], [10, 10]]
 
 
+def test_a_later_registration_keeps_the_types_and_events_of_earlier_ones() -> None:
+    program = """
+        from accelerator import simulation
+        gpus, events, bits = handles(), n.nvmlEventSetCreate(), n.nvmlEventSetCreate()
+        xid, double, single = (
+            n.nvmlEventTypeXidCriticalError, n.nvmlEventTypeDoubleBitEccError, n.nvmlEventTypeSingleBitEccError
+        )
+        allocate(1)
+        n.nvmlDeviceRegisterEvents(gpus[0], xid, events)
+        n.nvmlDeviceRegisterEvents(gpus[0], double, bits)
+        n.nvmlDeviceRegisterEvents(gpus[0], single, bits)
+        def post(number, gpu):
+            simulation.inject_fault(f"xid={number},gpu={gpu}")
+            n.nvmlDeviceGetHandleByIndex(gpu)
+        def drain(set):
+            found = []
+            while not code(lambda: found.append(n.nvmlEventSetWait_v2(set, 0))) and len(found) < 100:
+                pass
+            return [[n.nvmlDeviceGetIndex(each.device), each.eventType, each.eventData] for each in found]
+        post(63, 0)
+        post(92, 0)
+        n.nvmlDeviceRegisterEvents(gpus[1], xid, events)
+        post(92, 1)
+        report([drain(events), drain(bits)])
+    """
+    assert evaluate(program, 2) == [[[0, 8, 63], [0, 8, 92], [1, 8, 92]], [[0, 1, 0]]]
+
+
 def test_a_set_with_a_lost_gpu_says_so_after_its_event(tmp_path: Path) -> None:
     program = """
 n.nvmlInit()

@@ -121,8 +121,8 @@ def test_a_later_registration_keeps_the_types_and_events_of_earlier_ones() -> No
         )
         allocate(1)
         n.nvmlDeviceRegisterEvents(gpus[0], xid, events)
-        n.nvmlDeviceRegisterEvents(gpus[0], double, bits)
         n.nvmlDeviceRegisterEvents(gpus[0], single, bits)
+        n.nvmlDeviceRegisterEvents(gpus[0], double, bits)
         def post(number, gpu):
             simulation.inject_fault(f"xid={number},gpu={gpu}")
             n.nvmlDeviceGetHandleByIndex(gpu)
@@ -150,6 +150,34 @@ report([data.eventData, code(n.nvmlEventSetWait_v2, events, 20000)])
 """
     child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=0,after_seconds=0.3"])
     assert run(program, child) == [79, 15]
+
+
+def test_a_set_without_the_lost_gpu_waits(tmp_path: Path) -> None:
+    program = """
+n.nvmlInit()
+events = n.nvmlEventSetCreate()
+n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), n.nvmlEventTypeXidCriticalError, events)
+report([code(n.nvmlDeviceGetHandleByIndex, 1), code(n.nvmlEventSetWait_v2, events, 50)])
+"""
+    assert run(program, simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=1"])) == [15, 10]
+
+
+def test_remapped_rows_use_up_spare_ones() -> None:
+    program = """
+        from accelerator import simulation
+        allocate(1)
+        def histogram():
+            found = n.nvmlDeviceGetRowRemapperHistogram(handles()[0])
+            return [found.max, found.high, found.partial, found.low, found.none]
+        before = histogram()
+        simulation.inject_fault("xid=63,gpu=0")
+        n.nvmlDeviceGetHandleByIndex(0)
+        report([before, histogram()])
+    """
+    before, after = evaluate(program, 1, name="H100")
+    assert before[0] > 1
+    assert before[1:] == [0] * 4
+    assert after == [before[0] - 1, 1, 0, 0, 0]
 
 
 def test_a_set_that_is_far_behind_has_the_latest_events_in_their_order() -> None:

@@ -69,7 +69,7 @@ def main() -> int:
 class _Terminal:
     """A terminal reporter whose hooks pytest does not call: the session reports."""
 
-    def __init__(self, reporter: TerminalReporter) -> None:
+    def __init__(self, reporter: object) -> None:
         self._reporter = reporter
 
     def __getattr__(self, name: str) -> Any:
@@ -118,6 +118,13 @@ class _Server:
         )  # plug-ins recognize a worker by these
         for implementation in config.hook.pytest_configure.get_hookimpls():
             implementation.function = self._also_unprepared(config, implementation.function)
+        register = config.pluginmanager.register
+
+        def register_silently(plugin: object, name: str | None = None) -> Any:
+            return register(_Terminal(plugin) if name == "terminalreporter" else plugin, name)
+
+        # The session reports. Plug-ins such as pytest-sugar replace the terminal reporter by their own.
+        config.pluginmanager.register = register_silently
         for name, value in _SESSION_OPTIONS.items():
             if hasattr(config.option, name):
                 setattr(config.option, name, value)
@@ -137,16 +144,11 @@ class _Server:
 
         return attempt
 
-    @pytest.hookimpl(tryfirst=True)
-    def pytest_configure(self, config: pytest.Config) -> None:
-        """Block the terminal reporter: the session reports."""
-        config.pluginmanager.set_blocked("terminalreporter")
-
     def pytest_sessionstart(self) -> None:
         """Give plug-ins a terminal to write to: pytest-timeout shows there what a test was doing."""
         plugins = self._config.pluginmanager
-        plugins.unblock("terminalreporter")
-        plugins.register(_Terminal(TerminalReporter(self._config, self._terminal)), "terminalreporter")
+        plugins.unregister(name="terminalreporter")
+        plugins.register(TerminalReporter(self._config, self._terminal), "terminalreporter")
 
     def pytest_collectreport(self, report: pytest.CollectReport) -> None:
         """Record collection errors, to report them for the tests that could not be collected."""
@@ -251,6 +253,8 @@ class _Server:
 
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Record a report of a test."""
+        # As a terminal reporter asks: pytest counts failed subtests in this process, and fails the report of their test here.
+        self._config.hook.pytest_report_teststatus(report=report, config=self._config)
         self._record("report", self._config.hook.pytest_report_to_serializable(config=self._config, report=report))
 
     def pytest_warning_recorded(

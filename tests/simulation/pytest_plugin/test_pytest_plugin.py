@@ -1123,6 +1123,48 @@ def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> N
     assert "SUPPRESS" not in text
 
 
+@on_simulated_gpus
+def test_a_plugin_with_a_reporter_of_its_own(tmp_path: Path) -> None:
+    """pytest-pretty and, on a terminal, pytest-sugar replace the terminal reporter, if there is one."""
+    hide_torch(tmp_path)
+    reporter = """
+        import pytest
+        from _pytest.terminal import TerminalReporter
+
+        @pytest.hookimpl(trylast=True)
+        def pytest_configure(config):
+            standard = config.pluginmanager.getplugin("terminalreporter")
+            config.pluginmanager.unregister(standard)
+            config.pluginmanager.register(TerminalReporter(standard.config), "terminalreporter")
+    """
+    write(tmp_path, reporter, "reporter.py")
+    write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=1)\ndef test_it():\n    assert 0\n")
+    done = start(tmp_path, "-p", "reporter", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
+    assert counts(done) == {"failed": 1}, done.stdout + done.stderr
+    assert done.stdout.count("test session starts") == done.stdout.count("test_it.py F") == 1
+
+
+@on_simulated_gpus
+@pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from version 9 on")
+def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
+    hide_torch(tmp_path)
+    write(
+        tmp_path,
+        """
+        import pytest
+
+        @pytest.mark.simulated_machine(gpus=1)
+        def test_it(subtests):
+            for number in range(3):
+                with subtests.test(number=number):
+                    assert number != 1
+        """,
+    )
+    done = start(tmp_path)
+    assert counts(done) == {"failed": 2}, done.stdout + done.stderr
+    assert "contains 1 failed subtest" in done.stdout
+
+
 # Plug-ins as pytest-randomly, pytest-rerunfailures and pytest-retry are: workers need what the session drew or opened.
 PLUGINS_OF_WORKERS = """
     import pytest

@@ -198,6 +198,16 @@ def test_a_fault_of_a_rank_hits_its_gpu() -> None:
     assert output(program, faults=faults, variables={"RANK": "2"}) == ["None|None", "None"]
 
 
+def test_a_fault_of_a_rank_hangs_only_the_gpu_that_it_hits() -> None:
+    program = """
+y.add_(1)
+x.add_(1)
+print(*(torch.cuda.current_stream(gpu).query() for gpu in range(2)))
+os._exit(0)
+"""
+    assert output(program, faults=["hang,rank=3,after_ops=2"], variables={"RANK": "3"}) == ["True False"]
+
+
 # ---- Hangs, slow GPUs and flipped bits. ----
 
 
@@ -450,6 +460,17 @@ def test_other_and_new_processes(tmp_path: Path, number: int, other: str, new: s
     assert after_reset in first_op(state)
     fault(state, "clear", "gpu=1")
     assert after_clear in first_op(state)
+
+
+def test_a_reset_breaks_the_contexts_of_its_gpu_alone(tmp_path: Path) -> None:
+    state = tmp_path / "state"
+    program = f"""
+from pathlib import Path
+from accelerator.simulation import _faults
+_faults.end(Path({str(state)!r}), 1, is_reset=True)
+print(error(synchronize, 1), error(synchronize, 0), sep="|")
+"""
+    assert output(program, state=state) == [f"{TEXTS[999]}|None"]
 
 
 @pytest.mark.slow

@@ -327,9 +327,10 @@ def test_modes_and_limits() -> None:
         h = n.nvmlDeviceGetHandleByIndex(0)
         report([n.nvmlDeviceGetComputeMode(h), n.nvmlDeviceGetPersistenceMode(h), n.nvmlDeviceGetEnforcedPowerLimit(h),
                 n.nvmlDeviceGetPowerManagementLimit(h), n.nvmlDeviceGetClockInfo(h, n.NVML_CLOCK_MEM),
-                code(n.nvmlDeviceGetClockInfo, h, 4), code(n.nvmlDeviceGetTemperature, h, 1)])
+                code(n.nvmlDeviceGetClockInfo, h, 4), code(n.nvmlDeviceGetTemperature, h, 1),
+                code(n.nvmlDeviceGetTemperatureV, h, 1)])
     """
-    assert evaluate(program) == [0, 1, 700000, 700000, 2600, 2, 2]
+    assert evaluate(program) == [0, 1, 700000, 700000, 2600, 2, 2, 2]
 
 
 def test_versioned_structures() -> None:

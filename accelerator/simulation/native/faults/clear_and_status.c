@@ -61,6 +61,7 @@ void faults_reset(struct fault_table *table, int gpu)
         health->volatile_errors = health->volatile_corrected = 0;
         health->is_remap_pending = 0;
         health->resets++;
+        table->is_used = 1; /* processes look from now on, and see the reset */
     }
 }
 

@@ -119,6 +119,47 @@ def is_accelerator_traced() -> bool:
     return names is None or "torch.accelerator.synchronize" in names
 
 
+class _DynamoFinder:
+    """Finds Dynamo's module that represents objects when a program imports it, and calls a function after the import."""
+
+    name = "torch._dynamo.variables.builder"
+
+    def __init__(self, function: Callable[[Any], None]) -> None:
+        self._function = function
+
+    def find_spec(self, name: str, path: Any = None, target: Any = None) -> Any:
+        if name != self.name:
+            return None
+        sys.meta_path.remove(self)
+        spec: Any = next(filter(None, (finder.find_spec(name, path, target) for finder in sys.meta_path)), None)
+        if spec is not None:
+            execute = spec.loader.exec_module
+
+            def execute_and_call(module: Any) -> None:
+                execute(module)
+                self._function(module)
+
+            spec.loader.exec_module = execute_and_call
+        return spec
+
+
+def trace_methods(*classes: type) -> None:
+    """Have torch.compile trace the methods of subclasses of torch.Stream and torch.Event, as those of any class.
+
+    Without the two functions of Dynamo, in a newer torch, it traces them as torch's own classes.
+    """
+
+    def register(module: Any) -> None:
+        dispatch, wrap = (getattr(module.VariableBuilder, name, None) for name in ("_type_dispatch", "wrap_user_defined"))
+        if dispatch and wrap:
+            dispatch().update(dict.fromkeys(classes, wrap))
+
+    if _DynamoFinder.name in sys.modules:
+        register(sys.modules[_DynamoFinder.name])
+    else:
+        sys.meta_path.insert(0, _DynamoFinder(register))
+
+
 def name_of(binding: Any) -> str:
     """Return the name by which a child process finds a binding in torch."""
     return f"_C.{binding.__name__}"

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import time
-from functools import cache
 from typing import Any
 
 import torch
 
-from . import state
+from . import bindings, state
 
 
 class CPUStream(torch.Stream):
@@ -20,6 +19,12 @@ class CPUStream(torch.Stream):
     ) -> CPUStream:
         state.current(device, allow_negative=True)
         return super().__new__(cls, device="cpu")
+
+    # torch.compile cannot trace the comparison of torch's class.
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, CPUStream) or super().__eq__(other)
+
+    __hash__ = torch.Stream.__hash__
 
     def query(self) -> bool:
         return True
@@ -60,7 +65,8 @@ class CPUEvent(torch.Event):
         return event
 
     def record(self, stream: torch.Stream | None = None) -> None:
-        self._recorded_ns = time.perf_counter_ns()
+        if self._timed:  # torch.compile cannot trace a clock
+            self._recorded_ns = time.perf_counter_ns()
 
     def query(self) -> bool:
         return True
@@ -80,7 +86,17 @@ class CPUEvent(torch.Event):
         return (other._recorded_ns - self._recorded_ns) / 1e6
 
 
-@cache
+# The stream of `cpu_stream`, once it is created. Compiled code reads it here.
+created: list[torch.Stream] = []
+
+
 def cpu_stream() -> torch.Stream:
     """Return the CPU's stream. It is created at the first call, because torch 2.6 looks for a GPU when it creates one."""
-    return torch.Stream.__new__(CPUStream, device="cpu")
+    if not created:
+        created.append(torch.Stream.__new__(CPUStream, device="cpu"))
+    return created[0]
+
+
+# Dynamo's own classes for streams and events need an accelerator: without one an event has no stream to be recorded on, and
+# Inductor generates code that fails.
+bindings.trace_methods(CPUStream, CPUEvent)

@@ -13,7 +13,7 @@ from typing import Any, ParamSpec, TypeVar
 import torch
 
 from .._machine.dynamo import assume_constant
-from . import bindings, state
+from . import bindings, cpu_streams, state
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
@@ -75,7 +75,8 @@ def current_device_index() -> int:
 
 def current_stream(device: Any = None, /) -> torch.Stream:
     if device_type() == "cpu":
-        return _cpu_stream()
+        _create_cpu_stream()
+        return cpu_streams.created[0]
     index = index_of(device)
     if _only_of_cuda():
         return torch.cuda.current_stream() if index is None else torch.cuda.current_stream(index)
@@ -83,10 +84,8 @@ def current_stream(device: Any = None, /) -> torch.Stream:
 
 
 @assume_constant
-def _cpu_stream() -> torch.Stream:
-    from .cpu_streams import cpu_stream
-
-    return cpu_stream()
+def _create_cpu_stream() -> None:
+    cpu_streams.cpu_stream()
 
 
 def set_stream(stream: Any) -> None:

@@ -12,7 +12,7 @@ import torch
 from ._machine.device_argument import Device
 from ._machine.dynamo import assume_constant
 from ._torch import bindings, lazy_calls, state, tracing, versions
-from ._torch.bindings import get_index, set_index
+from ._torch.bindings import get_index, restore_index
 from ._torch.tracing import traced_as
 
 __all__ = [
@@ -421,12 +421,12 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
 
 
 def _call_and_restore_device(function: Callable[..., Any], *arguments: Any) -> Any:
-    # torch 2.6 makes the device in the arguments the current one.
+    # torch 2.6 makes the device in the arguments the current one. `set_index` would make a context on the one before.
     current = get_index()
     try:
         return function(*arguments)
     finally:
-        set_index(current)
+        restore_index(current)
 
 
 def get_allocator_backend() -> str:

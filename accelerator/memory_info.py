@@ -44,7 +44,8 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
         device_index: an index, "cuda:1", a ``torch.device``, or None; None and a negative index mean the current device.
 
     Returns:
-        Free and total bytes; from NVML before the accelerator is initialized. Mirrors ``torch.accelerator.get_memory_info``.
+        Free and total bytes; from NVML while this process has no context on the device. Mirrors
+        ``torch.accelerator.get_memory_info``.
 
     Raises:
         RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
@@ -60,14 +61,18 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
 
 def _figures(result: DiscoveryResult, index: int) -> tuple[int, int]:
     """Free and total bytes of a discovered device."""
-    if _has_no_memory(result):
+    if _is_host_memory(result, index):
         return host_memory.available(), host_memory.total()
+    backend, is_initialized = result.backend, process.is_initialized()
     try:
-        if process.is_initialized():
-            return torch_runtime.memory_info(index)
-        if result.backend is None:
-            return _figures_of_probe(result, index)
-        return description.memory(result.devices[index], result.backend)[:2]
+        # torch would make a context, which takes hundreds of MB, on a device that this process has not used.
+        if backend is not None and (not is_initialized or backend.has_context(index) is False):
+            try:
+                return description.memory(result.devices[index], backend)[:2]
+            except Failed:
+                if not is_initialized:
+                    raise
+        return torch_runtime.memory_info(index) if is_initialized else _figures_of_probe(result, index)
     except (Failed, NotSupported) as error:
         raise _unknown(result, index, error) from None
 
@@ -143,7 +148,8 @@ def total_memory(device: Device = None) -> int:
     if _is_host_memory(result, index):
         return host_memory.total()
     if process.is_initialized() or result.backend is None:
-        return _figures(result, index)[1]
+        total: int | None = torch_runtime.property_of(index, "total_memory") if process.is_initialized() else None
+        return total or _figures(result, index)[1]
     try:
         return description.total_memory(result.devices[index], result.backend)
     except Failed as error:
@@ -167,17 +173,14 @@ def available_memory(device: Device = None) -> int:
         >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """
-    result, index = _resolve(device)
-    return host_memory.available() if _is_host_memory(result, index) else _figures(result, index)[0]
+    return _figures(*_resolve(device))[0]
 
 
 def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
     # The free memory that such a device reports excludes pages that the kernel can evict at once.
-    return _has_no_memory(result) or (process.is_initialized() and torch_runtime.is_integrated(index))
-
-
-def _has_no_memory(result: DiscoveryResult) -> bool:
-    return not result.count or accelerators.get_row(result.device_type).shares_host_memory
+    if not result.count or accelerators.get_row(result.device_type).shares_host_memory:
+        return True
+    return process.is_initialized() and bool(torch_runtime.property_of(index, "is_integrated"))
 
 
 # The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on

@@ -123,8 +123,8 @@ def probe_usability(result: DiscoveryResult, *, refresh: bool) -> driver_probe.P
     return driver_probe.run(environment, use=True, refresh=refresh)
 
 
-def has_context(index: int) -> bool:
-    """Whether this process has a context on a device; another process's exclusive use is then impossible."""
+def has_context(index: int) -> bool | None:
+    """Whether this process has a context on a device; another process's exclusive use is then impossible. None if unknown."""
     return driver.has_context(index)
 
 

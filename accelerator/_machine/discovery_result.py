@@ -130,8 +130,8 @@ class Backend(Reader, Protocol):
         """Create a context on each device in a child process."""
         ...
 
-    def has_context(self, index: int) -> bool:
-        """Whether this process has a context on a device."""
+    def has_context(self, index: int) -> bool | None:
+        """Whether this process has a context on a device; None if unknown."""
         ...
 
     def limiting_variable(self, env: Mapping[str, str]) -> str:

@@ -58,14 +58,14 @@ def device_count() -> int | None:
     return 0 if code == NO_DEVICE else None
 
 
-def has_context(ordinal: int) -> bool:
-    """Whether this process has a primary context on a device of the initialized driver; creates none."""
+def has_context(ordinal: int) -> bool | None:
+    """Whether this process has a primary context on a device of the initialized driver, None if unknown; creates none."""
     library = loaded()
     handle, flags, active = ctypes.c_int(), ctypes.c_uint(), ctypes.c_int()
     if library is None or library.cuDeviceGet(ctypes.byref(handle), ordinal):
-        return False
+        return None
     code: int = library.cuDevicePrimaryCtxGetState(handle, ctypes.byref(flags), ctypes.byref(active))
-    return code == 0 and bool(active.value)
+    return bool(active.value) if code == 0 else None
 
 
 def is_installed() -> bool:

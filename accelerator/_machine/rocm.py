@@ -121,9 +121,9 @@ def probe_usability(result: DiscoveryResult, *, refresh: bool) -> driver_probe.P
     return driver_probe.run(environment, use=True, hip=library(), refresh=refresh)
 
 
-def has_context(index: int) -> bool:
+def has_context(index: int) -> bool | None:
     """Whether this process has a context on a device: unknown here."""
-    return False
+    return None
 
 
 def limiting_variable(env: Mapping[str, str]) -> str:

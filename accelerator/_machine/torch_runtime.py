@@ -123,10 +123,10 @@ def describe(module: Any, device_type: str, index: int) -> DriverDevice:
     return DriverDevice(None, name, None, None, total)
 
 
-def is_integrated(index: int) -> bool:
-    """Whether a device shares the host's memory; False if its properties do not say."""
+def property_of(index: int, name: str) -> Any:
+    """A property of a device, which torch reads without a context on it; None if its properties do not say."""
     properties = getattr(process.torch_device_module(), "get_device_properties", None)
-    return bool(properties and getattr(properties(index), "is_integrated", False))
+    return getattr(properties(index), name, None) if properties else None
 
 
 def _torch() -> Any:

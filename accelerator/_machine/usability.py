@@ -41,7 +41,7 @@ def _probe(result: DiscoveryResult, *, refresh: bool) -> tuple[str | None, list[
             found.append(f"{device.name} ({device.uuid}) cannot be used: it is listed, but the driver does not know it")
         else:
             name, error = probed.devices[position].name, probed.unusable[position]
-            found.append(_describe_error(index, name, error, is_own=backend.has_context(index)))
+            found.append(_describe_error(index, name, error, is_own=bool(backend.has_context(index))))
     return None, found
 
 

@@ -16,6 +16,7 @@ import torch
 from torch import _C
 
 from .._machine import process
+from . import versions
 
 
 def _binding(*names: str) -> Any:
@@ -27,7 +28,6 @@ get_index = _C._accelerator_getDeviceIndex
 set_index = _C._accelerator_setDeviceIndex
 get_stream = _C._accelerator_getStream
 set_stream = _C._accelerator_setStream
-synchronize = _C._accelerator_synchronizeDevice
 
 
 def _for_all(generic: str, of_cuda: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
@@ -61,6 +61,17 @@ def _of_module(name: str) -> Callable[..., Any]:
 
 exchange_index = _for_all("_accelerator_exchangeDevice", "_cuda_exchangeDevice", _exchange_index)
 restore_index = _for_all("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice", _exchange_index)
+
+
+def _synchronize_and_restore(index: int) -> None:
+    previous = exchange_index(index)
+    try:
+        _C._accelerator_synchronizeDevice(index)
+    finally:
+        restore_index(previous)
+
+
+synchronize = _C._accelerator_synchronizeDevice if versions.TORCH_2_14 else _synchronize_and_restore
 
 _read_statistics = _for_all("_accelerator_getDeviceStats", "_cuda_memoryStats", _of_module("memory_stats_as_nested_dict"))
 _reset_peaks = _for_all(

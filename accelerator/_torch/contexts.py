@@ -91,18 +91,21 @@ class InitializingDeviceContext(_ReentrantContext):
     _restore = staticmethod(_restore_after_initializing)
 
 
-def _exchange_stream(stream: torch.Stream) -> tuple[torch.Stream, ...]:
+def _exchange_stream(stream: torch.Stream) -> tuple[int, tuple[torch.Stream, ...]]:
     state.initialize()
     index, current_index = stream.device_index, get_index()
-    # Setting a stream makes its device current too, so the current device's stream comes last.
     streams = (get_stream(current_index),) if index == current_index else (get_stream(index), get_stream(current_index))
     set_stream(stream)
-    return streams
+    return current_index, streams
 
 
-def _restore_streams(streams: tuple[torch.Stream, ...]) -> None:
+def _restore_streams(previous: tuple[int, tuple[torch.Stream, ...]]) -> None:
+    index, streams = previous
     for stream in streams:
-        set_stream(stream)
+        # Setting a stream makes its device current too, with a context on it.
+        if get_stream(stream.device_index) != stream:
+            set_stream(stream)
+    restore_index(index)
 
 
 class StreamContext(_ReentrantContext):

@@ -40,7 +40,7 @@ def test_integrated_device_reports_host_memory(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr(host_memory, "available", lambda: 4321)
     assert acc.available_memory() == 4321
     assert acc.total_memory(1) == host_memory.total()
-    assert acc.mem_get_info() == torch.cuda.mem_get_info()
+    assert acc.mem_get_info() == acc.get_memory_info(1) == (4321, host_memory.total())
 
 
 def test_memory_fraction_limits_allocations() -> None:

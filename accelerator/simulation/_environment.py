@@ -90,7 +90,7 @@ def environment(
     memory: int | str | Sequence[int | str] | None = None,
     name: str | Sequence[str] = "Simulated GPU",
     capability: str | Sequence[str] | None = None,
-    speed: int | Sequence[int] = 0,
+    speed: int | Sequence[int] | None = None,
     mig: int | Sequence[int | None] | None = None,
     nvlink: bool | Sequence[int | None] = False,
     numa: int | Sequence[int | Sequence[int] | None] | None = 0,
@@ -124,7 +124,8 @@ def environment(
         name: Name of each GPU. Known are names such as "H100" and "NVIDIA H100 80GB HBM3", of which CUDA's and NVML's totals
             differ by what the driver reserves.
         capability: Compute capability of each GPU. None means that of its name, and 9.0 if the name is not known.
-        speed: Relative speed of each GPU. CUDA enumerates the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID.
+        speed: Relative speed of each GPU. CUDA enumerates the fastest GPU first, unless CUDA_DEVICE_ORDER is PCI_BUS_ID. None
+            means that of its name, its peak in single precision in GFLOPS, and 0 if the name is not known.
         mig: Number of MIG instances of each GPU, 0 to 7; None if MIG is off.
         nvlink: True if NVLink connects all GPUs. A sequence gives the number of each GPU's group, within which NVLink
             connects; None is a GPU without NVLink.
@@ -233,7 +234,7 @@ def environment(
 
 
 def _use_known_names(parameters: dict[str, Any]) -> str | None:
-    """Replace names of GPUs by full names, and memory and capability that are not given by those of known names.
+    """Replace names of GPUs by full names, and memory, capability and speed that are not given by those of known names.
 
     Return the text of what the drivers of the GPUs reserve, or None if they reserve nothing.
     """
@@ -246,6 +247,8 @@ def _use_known_names(parameters: dict[str, Any]) -> str | None:
         known = known[: max(parameters["gpus"], 1)]  # `encode` refuses more names
     if parameters["capability"] is None:
         parameters["capability"] = [_CAPABILITY if gpu is None else gpu.capability for gpu in known] or _CAPABILITY
+    if parameters["speed"] is None:
+        parameters["speed"] = [0 if gpu is None else gpu.speed for gpu in known] or 0
     if parameters["memory"] is not None:
         return None
     parameters["memory"] = [_MEMORY if gpu is None else gpu.memory for gpu in known] or _MEMORY

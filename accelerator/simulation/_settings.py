@@ -176,7 +176,19 @@ PARAMETERS = (
         simulate=Option("compute capability of a GPU (default: that of --name, else 9.0)", "X.Y", is_repeated=True),
         rehearse=Option("compute capability of the GPUs (default: that of --name, else 9.0)", "X.Y"),
     ),
-    Setting("speed", PerGpu(Speed()), default=0, variable_name="SPEEDS", readers=_CONFIG),
+    Setting(
+        "speed",
+        PerGpu(Speed()),
+        variable_name="SPEEDS",
+        readers=_CONFIG,
+        fallback="0",
+        simulate=Option(
+            "relative speed of a GPU: CUDA lists the fastest first, unless CUDA_DEVICE_ORDER=PCI_BUS_ID (default: that of "
+            "--name, else 0)",
+            "N",
+            is_repeated=True,
+        ),
+    ),
     Setting(
         "mig",
         PerGpu(MigInstances(LIMITS["INSTANCES"])),

@@ -221,6 +221,11 @@ class Speed(ValueType):
             raise ValueError(f"{argument} must fit 32 bits, not {value}")
         return str(value)
 
+    def parse(self, words: Sequence[str]) -> int:
+        if re.fullmatch("-?[0-9]+", words[-1]) is None:
+            raise ValueError(f"{words[-1]!r} is not a speed")
+        return int(words[-1])
+
 
 class MigInstances(ValueType):
     """A number of MIG instances: None if MIG is off, 0 if it is on without an instance."""

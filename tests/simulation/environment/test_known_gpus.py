@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import textwrap
@@ -46,7 +47,7 @@ def figures(*, begin: str = "", **machine: Any) -> dict[str, Any]:
 
 @pytest.mark.slow
 def test_cuda_and_nvml_report_different_totals() -> None:
-    result = figures(gpus=2, name=["A100-40GB", "NVIDIA GeForce RTX 4090"])
+    result = figures(gpus=2, name=["A100-40GB", "NVIDIA GeForce RTX 4090"], speed=0)
     totals = [42_298_834_944, 24081 * MIB]
     assert result["cuda"] == [[total] * 2 for total in totals]
     assert result["before"] == result["after"] == [[total] * 3 for total in totals]
@@ -145,3 +146,39 @@ def test_the_smallest_gpu_has_the_memory_for_programs() -> None:
     for gpu in filter(None, map(_known_gpus.find, _known_gpus.names().split(", "))):
         found = _known_gpus.find(_known_gpus.smallest((gpu.memory + gpu.nvml_memory) // 2 + 1) or "")
         assert found is None or found.memory > gpu.memory
+
+
+@pytest.mark.parametrize(
+    ("variables", "options", "expected"),
+    [
+        ({}, (), ["NVIDIA H100 80GB HBM3", "Tesla T4"]),
+        ({"CUDA_DEVICE_ORDER": "PCI_BUS_ID"}, (), ["Tesla T4", "NVIDIA H100 80GB HBM3"]),
+        ({}, ("--speed", "2", "--speed", "1"), ["Tesla T4", "NVIDIA H100 80GB HBM3"]),
+    ],
+)
+def test_the_fastest_gpu_is_the_first(variables: dict[str, str], options: tuple[str, ...], expected: list[str]) -> None:
+    program = "import accelerator as acc; print([each.name for each in acc.visible_devices()])"
+    words = "--gpus", "2", "--name", "T4", "--name", "H100", *options, "--", sys.executable, "-c", program
+    done = subprocess.run(
+        [sys.executable, "-m", "accelerator", "simulate", *words],
+        cwd=REPOSITORY,
+        env={**os.environ, "CUDA_DEVICE_ORDER": "FASTEST_FIRST", **variables},
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE,
+        check=False,
+    )
+    assert (done.stdout, done.returncode) == (f"{expected}\n", 0), done.stderr
+
+
+def test_speeds_of_known_names() -> None:
+    def speeds(**options: Any) -> str:
+        return environment(**options)["ACCELERATOR_SIM_SPEEDS"]
+
+    assert speeds(gpus=2, name=["T4", "H100"]) == "8100,66900"
+    assert speeds(gpus=2, name=["T4", "Mine"]) == "8100,0"
+    assert speeds(gpus=2) == "0"
+    assert speeds(gpus=2, name=["T4", "H100"], speed=[3, 1]) == "3,1"
+    known = [gpu for name in _known_gpus.names().split(", ") if (gpu := _known_gpus.find(name))]
+    assert len(known) > 20
+    assert all(5_000 < gpu.speed < 200_000 for gpu in known)

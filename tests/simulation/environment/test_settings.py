@@ -58,6 +58,7 @@ VALUES: dict[str, list[Any]] = {
     "memory": [["1GiB"], ["1GiB", "5MiB"]],
     "name": [["A, B"], ["A", "B"]],
     "capability": [["8.6", "9.0"]],
+    "speed": [[3, -1]],
     "mig": [[None, 2], [0]],
     "nvlink": [True, [0, None, 1]],
     "numa": [[0, 63]],

@@ -517,6 +517,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "memory": (["1GiB", 2**31], "--memory 1GiB --memory 2147483648"),
     "name": ("A B", "--name 'A B'"),
     "capability": ("8.6", "--capability 8.6"),
+    "speed": ([3, 1], "--speed 3 --speed 1"),
     "mig": ([None, 2], "--mig off --mig 2"),
     "nvlink": (True, "--nvlink all"),
     "numa": ((0, 1), "--numa 0 --numa 1"),
@@ -566,9 +567,9 @@ def test_pdb_note_names_the_machine(arguments: dict[str, object], expected: str)
 def test_pdb_note_of_a_machine_without_options() -> None:
     from accelerator.simulation._pytest import debugging
 
-    assert debugging.note({"gpus": 2, "errors": {"cuInit": 3}, "speed": 1.5, "numa": None}, "t.py::test") == (
+    assert debugging.note({"gpus": 2, "errors": {"cuInit": 3}, "clock_reasons": 4, "numa": None}, "t.py::test") == (
         f"{IN_A_PROCESS_OF_ITS_OWN}"
-        "simulate has no option for this mark's errors, speed, numa: start pytest with the environment\n"
+        "simulate has no option for this mark's errors, clock_reasons, numa: start pytest with the environment\n"
         "that accelerator.simulation.environment(...) returns for the mark's arguments; --pdb t.py::test then works in place"
     )
 

@@ -186,10 +186,13 @@ def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
 # The out-of-memory messages of torch's allocators and of the libraries that torch calls. Only the requested size may follow on
 # the line. A longer sentence mentions memory and is not such a message.
 _OUT_OF_MEMORY = re.compile(
-    r"(?:^|[:\]'] ?|\b[A-Z]{2,}\w* (?:backend )?)out of memory(?=\s*(?:[.,;:('\n]|at \S+:\d+|$))"
-    r"|(?:^|: )Cannot allocate memory(?=\s*(?:[.;:(\n]|$))"
-    r"|(?i:OUT_?OF_?(?:DEVICE_|HOST_)?MEMORY)|ErrorMemoryAllocation"
-    r"|\b(?:CUBLAS|HIPBLAS|CUDNN|CUSOLVER|CURAND|CUFFT|HIPFFT|MIOPEN)_(?:STATUS_)?(?:\w+_)?ALLOC(?:ATION)?_FAILED\b"
+    r"(?:^|[:\]'(] ?|\b[A-Z]{2,}\w* (?:backend |ran )?)out of memory"
+    r"(?=\s*(?:[.,;:(')\n]|at \S+:\d+|outside PyTorch's|when calling `|$))"
+    r"|(?:^|: )Cannot allocate memory(?=\s*(?:[.;:(\n]|$))|\bcannot allocate memory on (?:GPU device|CPU host)\b"
+    r"|(?i:OUT_?OF_?(?:DEVICE_|HOST_)?MEMORY)|ErrorMemoryAllocation|\bACL_ERROR_RT_MEMORY_ALLOCATION\b"
+    r"|\b[A-Z]+_(?:\w+_)?ALLOC(?:ATION)?_FAILED\b|StatusAllocFailed\b|\brocblas_status_memory_error\b"
+    r"|\binsufficient resources when calling `cusparse|\bcusparse: allocation failed\b"
+    r"|^std::bad_alloc\b|^C10 Out of Memory\b|\bmemory allocation failed with OOM on device\b|^Invalid buffer size: \d"
     r"|\bFailed to CUDA (?:host )?[mc]?alloc\b"
     r"|\bDefaultCPUAllocator: (?:can't allocate|not enough) memory\b"
     r"|\bPT_DEVMEM Allocation failed\b",

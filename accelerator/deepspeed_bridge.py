@@ -6,6 +6,7 @@ import importlib
 import inspect
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import torch
@@ -110,6 +111,17 @@ class _Overrides:
     def create_op_builder(self, class_name: str) -> Any:
         builder = self.get_op_builder(class_name)
         return None if builder is None else builder()
+
+    def create_graph(self) -> Any:
+        """A graph; None under the CPU fallback, where DeepSpeed runs the work of a graph instead of capturing it."""
+        return _package().create_graph() if _package().device_count() else None
+
+    def capture_to_graph(self, graph: Any, pool: Any = None, stream: Any = None) -> AbstractContextManager[Any]:
+        return nullcontext() if graph is None else _package().capture_to_graph(graph, pool, stream)
+
+    def replay_graph(self, graph: Any) -> None:
+        if graph is not None:
+            _package().replay_graph(graph)
 
     @property
     def _torch_pins_host_memory(self) -> bool:

@@ -9,7 +9,7 @@ import torch
 
 from . import discovery
 from ._machine import discovery_cache
-from ._machine.device_argument import Device
+from ._machine.device_argument import Device, check_bool
 from ._machine.dynamo import assume_constant
 from ._torch import bindings, state, tracing
 from ._torch.bindings import get_index, set_index
@@ -41,11 +41,15 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         The device; None on a CPU build and with ``ACCELERATOR_BACKEND=cpu``. Mirrors
         ``torch.accelerator.current_accelerator``.
 
+    Raises:
+        TypeError: if the argument is not a bool, such as a device.
+
     Example:
         >>> import accelerator as acc
         >>> acc.current_accelerator(check_available=True)
         device(type='cuda')
     """
+    check_bool("check_available", check_available)
     device_type = discovery_cache.current().accelerator_type
     if device_type is None or (check_available and not discovery.is_available()):
         return None

@@ -8,6 +8,7 @@ from types import ModuleType
 import torch
 
 from . import identity
+from ._machine.device_argument import check_bool
 from ._machine.dynamo import assume_constant
 from ._torch import bindings, state
 from ._torch.amp import amp_module
@@ -36,11 +37,15 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         ``torch.cuda.is_bf16_supported``; True on ROCm; whether the CPU has bfloat16 instructions under the CPU fallback.
         On other accelerators the result of torch's function for it, else whether a bfloat16 tensor can be created.
 
+    Raises:
+        TypeError: if the argument is not a bool, such as a device.
+
     Example:
         >>> import accelerator as acc
         >>> acc.is_bf16_supported()
         True
     """
+    check_bool("including_emulation", including_emulation)
     device_type = state.current().device_type
     if device_type == "cpu":
         return including_emulation or bindings.cpu_has_format("bf16")

@@ -89,6 +89,8 @@ def get_op_builder(class_name: str) -> Any:
         >>> acc.get_op_builder("NoSuchBuilder") is None
         True
     """
+    if not isinstance(class_name, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"The name of a builder must be a str, not {type(class_name).__name__}")
     if class_name in _registered:
         return _registered[class_name]
     package, host = op_builder_dir(), f"{_base()}.cpu"

@@ -485,6 +485,7 @@ def use_mem_pool(pool: Any, device: Device = None) -> AbstractContextManager[Any
         The context manager; it changes nothing under the CPU fallback. Mirrors ``torch.cuda.use_mem_pool``.
 
     Raises:
+        TypeError: if ``pool`` is a device.
         RuntimeError: if torch has no pools for this accelerator; in a bad fork.
 
     Example:
@@ -494,6 +495,8 @@ def use_mem_pool(pool: Any, device: Device = None) -> AbstractContextManager[Any
         >>> x.sum().item()
         3.0
     """
+    if isinstance(pool, (str, int, torch.device)):
+        raise TypeError(f"use_mem_pool() takes a pool of create_mem_pool(), not {type(pool).__name__} ({pool!r})")
     runtime = state.current(device)
     if pool is None or runtime.device_type == "cpu":
         return nullcontext()

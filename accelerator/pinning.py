@@ -40,7 +40,7 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
 
     Raises:
         TypeError: if it is not a tensor.
-        ValueError: if ``align_bytes`` is less than 1.
+        ValueError: if ``align_bytes`` is less than 1, or more than 1 for a sparse or nested tensor.
         RuntimeError: if the tensor to copy is not on the CPU; in a bad fork.
 
     Initializes: the accelerator.
@@ -61,6 +61,10 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
         raise RuntimeError(f"Only tensors on the CPU can be pinned, not one on {tensor.device}")
     if not _can_pin():
         return tensor
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        if align_bytes > 1:
+            raise ValueError(f"align_bytes={align_bytes} needs a dense tensor: a sparse or nested one has several buffers")
+        return tensor.pin_memory()
     if any(stride == 0 and size > 1 for size, stride in zip(tensor.shape, tensor.stride(), strict=True)):
         tensor = tensor.contiguous()  # torch cannot copy into a tensor that was expanded
     pinned = tensor.pin_memory()
@@ -96,6 +100,10 @@ def is_pinned(tensor: torch.Tensor) -> bool:
 
     Returns:
         As ``tensor.is_pinned()``, without initializing the driver; False under the CPU fallback.
+
+    Raises:
+        TypeError: if it is not a tensor.
+        RuntimeError: in a bad fork.
 
     Example:
         >>> import accelerator as acc, torch

@@ -53,6 +53,8 @@ def range_pop(domain: str | None = None) -> None:
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
+    if domain is not None and not isinstance(domain, str):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"The domain of a range must be a str, not {type(domain).__name__}")
     nvtx = None if domain is None else _nvtx()
     if nvtx is not None:
         nvtx.pop_range(domain=domain)

@@ -257,6 +257,7 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         all devices.
 
     Raises:
+        TypeError: if ``devices`` is one device, not a list.
         RuntimeError: in a bad fork, unless ``devices`` is empty.
 
     Example:
@@ -271,6 +272,8 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         device_type = state.current().device_type
         indices = range(0 if device_type == "cpu" else discovery.device_count())
         return _forked([(device_type, index) for index in indices])
+    if isinstance(devices, (str, torch.device)):
+        raise TypeError(f"fork_rng() takes a list of devices, such as [{str(devices)!r}], not one device")
     runtimes = [state.current(device) for device in devices]
     return _forked([(runtime.device_type, runtime.device_index) for runtime in runtimes if runtime.device_type != "cpu"])
 
@@ -329,7 +332,9 @@ def _checked_seed(seed: int) -> int:
 
 
 def _checked_state(new_state: Any) -> torch.Tensor:
-    if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8 or new_state.device.type != "cpu":
+    if isinstance(new_state, torch.Tensor) and new_state.device.type != "cpu":
+        raise TypeError(f"RNG state must be a torch.ByteTensor on the CPU, not one on {new_state.device}: pass its .cpu()")
+    if not isinstance(new_state, torch.Tensor) or new_state.dtype is not torch.uint8:
         problem = getattr(new_state, "dtype", None) or type(new_state).__name__
         raise TypeError(f"RNG state must be a torch.ByteTensor, not {problem}")
     return new_state

@@ -124,6 +124,8 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
         >>> sum(segment["total_size"] for segment in acc.memory_snapshot() if segment["device"] == 0) == acc.memory_reserved(0)
         True
     """
+    if mempool_id is not None and not isinstance(mempool_id, (tuple, list)):  # pyright: ignore[reportUnnecessaryIsInstance]
+        raise TypeError(f"mempool_id must be a tuple of two ints, not {type(mempool_id).__name__}")
     runtime = state.current()
     if not runtime.is_initialized:
         return []

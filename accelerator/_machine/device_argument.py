@@ -77,6 +77,12 @@ def check(device_index: int, count: int, accelerator: str) -> int:
     return device_index
 
 
+def check_bool(name: str, value: object) -> None:
+    """Raise TypeError if the argument of a function without a device is not a bool: a caller may have passed a device."""
+    if not isinstance(value, bool):
+        raise TypeError(f"{name} must be a bool, not {type(value).__name__} ({value!r}); this function takes no device")
+
+
 def _parse(text: str, accelerator: str) -> tuple[str, int | None]:
     match = _DEVICE_STRING.fullmatch(text)
     if match is None or (match[1] not in _TYPES and match[1] != accelerator):

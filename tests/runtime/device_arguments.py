@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -141,3 +143,25 @@ def raised(name: str, device: Any) -> tuple[type[Exception] | None, str]:
         outcome = type(error), str(error)
     assert "\n" not in outcome[1], (name, device)
     return outcome
+
+
+def find_takers() -> list[str]:
+    """Return each function whose first parameter is no device, and that returns a result if it is called with one.
+
+    ``torch.cuda``'s functions of some names take a device there, so a caller may pass one.
+    """
+    takers: list[str] = []
+    for name in acc.__all__:
+        function = getattr(acc, name)
+        first = next(iter(inspect.signature(function).parameters.values()), None) if inspect.isfunction(function) else None
+        if first is None or "Device" in str(first.annotation) or first.kind in (first.KEYWORD_ONLY, first.VAR_KEYWORD):
+            continue
+        # Names, paths and data may be texts. The name of a range is checked when the range begins.
+        is_text = "str" in str(first.annotation) or first.annotation == "Any"
+        for device in (torch.device("cuda", 1), torch.device("cpu"), *(() if is_text else ("cuda:1",))):
+            if name in ("annotate", "dump_memory_snapshot", "unpin_memory"):
+                continue
+            with contextlib.suppress(TypeError, ValueError, RuntimeError):
+                function(device)
+                takers.append(f"{name}({device!r})")
+    return takers

@@ -6,7 +6,17 @@ import itertools
 
 import torch
 
-from tests.runtime.device_arguments import DIGITS_ARE_FINE, FUNCTIONS, HUGE, NEGATIVE, NEGATIVE_IS_FINE, WRONG, Index, raised
+from tests.runtime.device_arguments import (
+    DIGITS_ARE_FINE,
+    FUNCTIONS,
+    HUGE,
+    NEGATIVE,
+    NEGATIVE_IS_FINE,
+    WRONG,
+    Index,
+    find_takers,
+    raised,
+)
 
 
 def test_every_function_accepts_cpu_devices() -> None:
@@ -37,3 +47,7 @@ def test_negative() -> None:
             error, message = raised(name, device)
             assert error is ValueError, (name, device)
             assert message.startswith(f"Device index {device} is out of range"), (name, device)
+
+
+def test_functions_without_a_device_take_none() -> None:
+    assert find_takers() == []

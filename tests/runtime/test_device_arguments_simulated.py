@@ -18,6 +18,7 @@ from tests.runtime.device_arguments import (
     NEGATIVE_IS_FINE,
     WRONG,
     Index,
+    find_takers,
     raised,
 )
 
@@ -103,3 +104,13 @@ def test_equivalent_device_arguments_give_equal_results() -> None:
     for name, device in calls([1, "cuda:1", torch.device("cuda", 1), Index(1), acc.visible_devices()[1]]):
         result = FUNCTIONS[name](device)
         assert name in changing or result == FUNCTIONS[name](1), (name, device)
+
+
+def test_functions_without_a_device_take_none() -> None:
+    assert find_takers() == []
+    with pytest.raises(
+        TypeError, match=r"including_emulation must be a bool, not str .'cuda:1'.; this function takes no device"
+    ):
+        acc.is_bf16_supported("cuda:1")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="takes a list of devices"):
+        acc.fork_rng("cuda:1")

@@ -182,3 +182,29 @@ def test_pin_memory_of_an_expanded_tensor() -> None:
         assert pinned.tolist() == [1.0] * 4
         assert pinned.is_contiguous()
         assert pinned.data_ptr() % align_bytes == 0
+
+
+@pytest.mark.parametrize(
+    "make",
+    [
+        torch.Tensor.to_sparse,
+        torch.Tensor.to_sparse_csr,
+        torch.Tensor.to_sparse_csc,
+        lambda dense: dense.to_sparse_bsr((2, 2)),
+        lambda dense: dense.to_sparse_bsc((2, 2)),
+        lambda dense: torch.nested.nested_tensor(list(dense)),
+        lambda dense: torch.nested.nested_tensor(list(dense), layout=torch.jagged),
+    ],
+    ids=["coo", "csr", "csc", "bsr", "bsc", "nested", "jagged"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_pin_memory_of_other_layouts(make: Callable[[torch.Tensor], torch.Tensor]) -> None:
+    tensor = make(torch.eye(4))
+    pinned = acc.pin_memory(tensor)
+    assert pinned.layout == tensor.layout
+    assert acc.is_pinned(pinned) is pinned.is_pinned() is True
+    assert not acc.is_pinned(tensor)
+    dense, expected = (torch.stack(each.unbind()) if each.is_nested else each.to_dense() for each in (pinned, tensor))
+    assert torch.equal(dense, expected)
+    with pytest.raises(ValueError, match="align_bytes=64 needs a dense tensor"):
+        acc.pin_memory(tensor, 64)

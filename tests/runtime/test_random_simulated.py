@@ -198,3 +198,8 @@ def test_fork_rng_nests() -> None:
 def test_calling_the_module_returns_torch_random() -> None:
     assert acc.random() is torch.random  # type: ignore[operator]
     assert acc.random.manual_seed is acc.manual_seed
+
+
+def test_state_on_the_device_is_refused_with_the_cure() -> None:
+    with pytest.raises(TypeError, match=r"on the CPU, not one on cuda:0: pass its \.cpu\(\)"):
+        acc.set_rng_state(acc.get_rng_state(0).to("cuda:0"), 0)

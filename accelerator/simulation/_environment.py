@@ -118,7 +118,7 @@ def environment(
     repeats. GPUs are numbered as NVML numbers them, in the order of the PCI bus.
 
     Args:
-        gpus: Number of GPUs, 0 to 128.
+        gpus: Number of GPUs, 0 to 120, which is the maximum of torch.
         memory: Size of each GPU's memory: bytes, or text such as "8GiB", "512MiB" or "1GB". None means that of its name, and
             8 GiB if the name is not known.
         name: Name of each GPU. Known are names such as "H100" and "NVIDIA H100 80GB HBM3", of which CUDA's and NVML's totals

@@ -62,7 +62,7 @@ PROBLEM_SUFFIX = ".problem"
 """Ends the name of the file beside a machine's state that says why its processes have no simulated kernels."""
 
 LIMITS = {
-    "GPUS": 128,  # of a machine
+    "GPUS": 120,  # of a machine: what torch is compiled for, C10_COMPILE_TIME_MAX_GPUS
     "RANKS": 128,  # of a communicator, and nodes of a cluster
     "INSTANCES": 7,  # of one GPU with MIG
     "NAME_LENGTH": 80,

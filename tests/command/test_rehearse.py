@@ -591,7 +591,7 @@ def test_command_that_does_not_start() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["--gpus", "200"], "gpus must be between 0 and 128, not 200"),
+        (["--gpus", "200"], "gpus must be between 0 and 120, not 200"),
         (["--rank", "1"], "--rank needs --world-size"),
         (["--world-size", "4", "--rank", "4"], "rank 4 is not in a world of 4"),
         (["--world-size", "4", "--rank", "x"], "--rank must be numbers separated by commas, not 'x'"),

@@ -142,7 +142,7 @@ def test_output_and_later_arguments_are_the_commands() -> None:
         (["--mig", "\uff12", "--", "true"], "'\uff12' is not a number of instances or off"),
         (["--numa", "\uff12", "--", "true"], "'\uff12' is not a node for each GPU"),
         (["--memory", "8", "--", "true"], 'not 8 bytes; did you mean "8GiB"?'),
-        (["--gpus", "500", "--", "true"], "gpus must be between 0 and 128, not 500"),
+        (["--gpus", "500", "--", "true"], "gpus must be between 0 and 120, not 500"),
         (["--memory", "much", "--", "true"], "memory must be bytes or a size"),
         (["--mig", "yes", "--", "true"], "'yes' is not a number of instances or off"),
         (["--fill", "ones", "--", "true"], "invalid choice: 'ones' (choose from"),

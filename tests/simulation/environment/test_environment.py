@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 import re
 import shutil
@@ -15,12 +16,13 @@ from typing import Any
 import pytest
 
 import accelerator.simulation
-from accelerator.simulation import _build
+from accelerator.simulation import _build, _settings
 from accelerator.simulation._build_cache import is_intact
 from tests.support import environment, sample
 from tests.support.simulation import DEADLINE, FAKE_BUILD, REPOSITORY, linux_only, make_compiler, plain, python
 
 pytestmark = [linux_only, pytest.mark.torch_free]
+from tests.support.simulation_driver import needs_cuda_torch
 
 PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
 BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"
@@ -177,8 +179,8 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"gpus": -1}, "gpus must be between 0 and 128, not -1"),
-        ({"gpus": 129}, "gpus must be between 0 and 128, not 129"),
+        ({"gpus": -1}, "gpus must be between 0 and 120, not -1"),
+        ({"gpus": 121}, "gpus must be between 0 and 120, not 121"),
         ({"memory": "8 gigs"}, "memory must be bytes or a size such as"),
         ({"memory": "-1GiB"}, "memory must be bytes or a size such as"),
         ({"memory": "\uff18GiB"}, "memory must be bytes or a size such as"),
@@ -560,3 +562,12 @@ def test_concurrent_builds_compile_once(tmp_path: Path) -> None:
     assert compilations(tmp_path) == len(_build._LIBRARIES)
     names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
     assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}
+
+
+@needs_cuda_torch
+def test_a_machine_has_as_many_gpus_as_torch_is_compiled_for() -> None:
+    build = importlib.util.find_spec("torch")
+    assert build is not None
+    assert build.origin is not None
+    header = (Path(build.origin).parent / "include" / "c10" / "cuda" / "CUDAMacros.h").read_text()
+    assert re.findall(r"#define C10_COMPILE_TIME_MAX_GPUS (\d+)", header)[-1] == str(_settings.LIMITS["GPUS"])

@@ -962,7 +962,7 @@ def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> No
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["--simulate-gpus", "200"], "ERROR: gpus must be between 0 and 128, not 200\n"),
+        (["--simulate-gpus", "200"], "ERROR: gpus must be between 0 and 120, not 200\n"),
         (["--simulate-gpus", "1", "--simulate-memory", "much"], "ERROR: memory must be bytes or a size"),
     ],
 )
@@ -977,7 +977,7 @@ def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> N
 def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
     hide_torch(tmp_path)
     messages = {
-        "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 128, not 200",
+        "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 120, not 200",
         "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
         "simulated_machine(gpu=2)": "simulated_machine: got an unexpected keyword argument 'gpu'; the arguments are gpus, ",
         "simulated_machine(1, 2)": "simulated_machine: too many positional arguments; the arguments are gpus, memory,",

@@ -20,9 +20,9 @@ from accelerator.simulation import _build, _settings
 from accelerator.simulation._build_cache import is_intact
 from tests.support import environment, sample
 from tests.support.simulation import DEADLINE, FAKE_BUILD, REPOSITORY, linux_only, make_compiler, plain, python
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [linux_only, pytest.mark.torch_free]
-from tests.support.simulation_driver import needs_cuda_torch
 
 PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
 BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"

@@ -108,9 +108,9 @@ def synchronize(device: Any = None, /) -> None:
     index = index_of(device)
     if _only_of_cuda():
         torch.cuda.synchronize(None if index is None or index < 0 else index)
-    elif index is None or index < 0:
-        torch.accelerator.synchronize()
     else:
+        # Without an index newer releases of torch.compile synchronize device 0, not the current one.
+        index = torch.accelerator.current_device_index() if index is None or index < 0 else index
         torch.accelerator.synchronize(torch.device(device_type(), index))
 
 

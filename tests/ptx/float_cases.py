@@ -366,15 +366,16 @@ def _pairs(type: str, order: str, ftz: str, compare: Callable[[int, int], bool])
     """setp and set of pairs: the low halves give p, the high ones q."""
     for name in ("", *_LOGIC):
         suffix = f".{name}" if name else ""
-        for variant in (f"setp.{order}{suffix}{ftz}.{type}x2", f"set.{order}{suffix}{ftz}.{type}x2.{type}x2"):
-            is_set = variant.startswith("set.")
+        for target in ("", f"{type}x2", "u32", "s32"):
+            is_set = bool(target)
+            variant = f"set.{order}{suffix}{ftz}.{target}.{type}x2" if is_set else f"setp.{order}{suffix}{ftz}.{type}x2"
             made = float_case(variant, f"{type}x2", 2, lambda a, b: int(compare(a, b)), exact=True, seed="compare")
             found = [(both & 1, both >> 16 & 1) for both in made.expected]
             if name:
                 predicates = _with_predicate(made)
                 found = [tuple(_LOGIC[name](each, p) for each in pair) for pair, p in zip(found, predicates, strict=True)]  # type: ignore[misc]
             last = ", <c>" if name else ""
-            one = _ones(type)
+            one = _ones(type if target.endswith("x2") else "u16")
             if is_set:
                 made.expected = [low * one | high * one << 16 for low, high in found]
                 made.statement = f"{variant} <d>, <a>, <b>{last};"

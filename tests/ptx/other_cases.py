@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 from .cases import Case
 from .integer_cases import case, value
@@ -132,6 +132,78 @@ def differences() -> Iterator[Case]:
         yield case(variant, function, ("b32",) * 4)
 
 
+_VIDEO: dict[str, Callable[[int, int], int]] = {
+    "vadd": lambda a, b: a + b,
+    "vsub": lambda a, b: a - b,
+    "vabsdiff": lambda a, b: abs(a - b),
+    "vmin": min,
+    "vmax": max,
+    "vshl.clamp": lambda a, b: a << b if b < 32 else 0,
+    "vshl.wrap": lambda a, b: a << b % 32,
+    "vshr.clamp": lambda a, b: a >> min(b, 32),
+    "vshr.wrap": lambda a, b: a >> b % 32,
+    "vset.eq": lambda a, b: int(a == b),
+    "vset.ne": lambda a, b: int(a != b),
+    "vset.lt": lambda a, b: int(a < b),
+    "vset.le": lambda a, b: int(a <= b),
+    "vset.gt": lambda a, b: int(a > b),
+    "vset.ge": lambda a, b: int(a >= b),
+}
+_SECOND: dict[str, Callable[[int, int], int]] = {"add": lambda x, c: x + c, "min": min, "max": max}
+
+
+def video() -> Iterator[Case]:
+    """d = second(saturated(operation(a, b)), c), each with the type of d."""
+    types = ("u32", "s32")
+    for key, d, a, b, sat, second in itertools.product(_VIDEO, types, types, types, ("", ".sat"), ("", *_SECOND)):
+        name, _, mode = key.partition(".")
+        if (mode and sat) or (name in ("vshl", "vshr") and b == "s32") or (name == "vset" and d == "s32"):
+            continue
+        kinds = f"{a}.{b}" if name == "vset" else f"{d}.{a}.{b}"
+        variant = f"{name}.{kinds}{f'.{mode}' if mode else ''}{sat}{f'.{second}' if second else ''}"
+
+        def function(
+            x: int,
+            y: int,
+            c: int = 0,
+            key: str = key,
+            d: str = d,
+            kinds: str = f"{a}.{b}",
+            sat: str = sat,
+            second: str = second,
+        ) -> int:
+            number = _VIDEO[key](value(x, kinds[:3]), value(y, kinds[4:]))
+            if sat:
+                low = 0 if d == "u32" else -(1 << 31)
+                number = min(max(number, low), low + (1 << 32) - 1)
+            number = value(number & 0xFFFFFFFF, d)
+            return _SECOND[second](number, value(c, d)) if second else number
+
+        yield case(variant, function, ("b32",) * (4 if second else 3))
+
+
+def vectors() -> Iterator[Case]:
+    """mov of vectors: the elements are read before they are written."""
+    for count, bits, kind in itertools.product((2, 4), (8, 16, 32, 64), "bus"):
+        yield _moved(count, bits, f"{kind}{bits}")
+    for count, bits in itertools.product((2, 4), (32, 64)):
+        yield _moved(count, bits, f"f{bits}")
+
+
+def _moved(count: int, bits: int, type: str) -> Case:
+    """Move a vector to itself in the reverse order, and take the first element."""
+    variant = f"mov.v{count}.{type}"
+    names = "xyzw"[:count]
+    reversed_ = ", ".join(f"%v.{name}" for name in names[::-1])
+    made = case(variant, lambda *parts: parts[-1], (f"b{bits}",) * (count + 1))
+    values = "".join(f"mov.b{bits} %v.{name}, <{letter}>;" for name, letter in zip(names, "abce", strict=False))
+    if bits == 8:
+        values = "".join(f"cvt.u8.u8 %v.{name}, <{letter}>;" for name, letter in zip(names, "abce", strict=False))
+    last = f"mov.b{bits} <d>, %v.x;" if bits > 8 else "cvt.u8.u8 <d>, %v.x;"
+    made.statement = f"{{ .reg .v{count} .b{bits} %v; {values} {variant} {{{reversed_}}}, %v; {last} }}"
+    return made
+
+
 def all_cases() -> Iterator[Case]:
-    for source in (fences, hints, addresses, stacks, differences):
+    for source in (fences, hints, addresses, stacks, differences, video, vectors):
         yield from source()

@@ -260,6 +260,40 @@ def _indirect(numbers: Array, thread: Array) -> Iterator[Program]:
     )
 
 
+def _narrow_addresses(nothing: Array) -> Iterator[Program]:
+    """Registers of 32 bits hold addresses of local and parameter memory, as Triton writes them."""
+    thread = np.arange(64, dtype=np.uint32)
+    for name, wait in (("", ""), (" of threads that wait", "bar.sync 0;")):
+        yield Program(
+            f"addresses of local memory in 32 bits{name}",
+            (),
+            entry(f"""
+                .local .align 16 .b8 depot[32]; .reg .b32 %SPL; .reg .b64 %SP, %a;
+                mov.b32 %SPL, depot; cvt.u64.u32 %a, %SPL; cvta.local.u64 %SP, %a;
+                st.local.u32 [%SPL+4], %thread; add.u32 %y, %SPL, 8; st.local.u32 [%y], 7;
+                {wait}
+                ld.u32 %x, [%SP+4]; ld.u32 %y, [depot+8]; ld.local.u32 %z, depot[4]; add.u32 %x, %x, %y;
+                cvta.to.local.u64 %a, %SP; cvt.u32.u64 %y, %a; setp.eq.u32 %p, %y, %SPL; selp.u32 %y, 100, 0, %p;
+                add.u32 %x, %x, %y; st.global.u32 [%out], %x;
+            """),
+            nothing,
+            thread + 107,
+            threads=64,
+        )
+    yield Program(
+        "a selection between addresses of parameters",
+        (),
+        entry("""
+            mov.b32 %x, inputs; mov.b32 %y, outputs; setp.ge.u32 %p, %thread, 32; selp.b32 %x, %x, %y, %p;
+            ld.param.b64 %in, [%x]; mov.b64 %out, outputs; ld.param.b64 %out, [%out];
+            mad.wide.u32 %out, %thread, 4, %out; setp.eq.u64 %p, %in, %outputs; selp.u32 %x, 1, 2, %p; st.global.u32 [%out], %x;
+        """),
+        nothing,
+        np.where(thread < 32, 1, 2).astype(np.uint32),
+        threads=64,
+    )
+
+
 def _recursion() -> Iterator[Program]:
     text = """
         .func (.param .b32 result) factorial(.param .b32 given) {
@@ -866,6 +900,29 @@ def memory_of_threads() -> Iterator[Program]:
         nothing + 5,
         threads=64,
     )
+    yield Program(
+        "windows of constants and of parameters",
+        ("isspacep.const", "isspacep.param"),
+        ".const .align 4 .b32 table[4] = {1, 2, 3, 4};\n"
+        + entry(
+            """
+            mov.u64 %a, table; cvta.const.u64 %a, %a; add.u64 %a, %a, 12;
+            isspacep.const %p, %a; isspacep.global %q, %a;
+            selp.u32 %x, 1, 0, %p; selp.u32 %y, 2, 0, %q; or.b32 %x, %x, %y;
+            isspacep.const %p, %in; isspacep.param::entry %q, %in;
+            selp.u32 %y, 4, 0, %p; or.b32 %x, %x, %y; selp.u32 %y, 8, 0, %q; or.b32 %x, %x, %y;
+            mov.b64 %a, inputs; cvta.param.u64 %a, %a; isspacep.param %p, %a; isspacep.const %q, %a;
+            selp.u32 %y, 16, 0, %p; or.b32 %x, %x, %y; selp.u32 %y, 32, 0, %q; or.b32 %x, %x, %y;
+            st.global.u32 [%out], %x;
+            """,
+            declare=".reg .b64 %a;",
+        ),
+        nothing,
+        nothing + 17,
+        threads=64,
+        options={"variables": [np.array([1, 2, 3, 4], np.uint32)]},
+    )
+    yield from _narrow_addresses(nothing)
     yield Program(
         "alignment of shared memory",
         (),

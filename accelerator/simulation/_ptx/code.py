@@ -41,6 +41,7 @@ _BLOCK_REGISTERS = {
     **{f"%ntid.{axis}": f"ntid_{axis}" for axis in "xyz"},
     **{f"%ctaid.{axis}": f"ctaid_{axis}" for axis in "xyz"},
     **{f"%nctaid.{axis}": f"launch->grid[{index}]" for index, axis in enumerate("xyz")},
+    **{f"%{name}.w": "0u" for name in ("ntid", "ctaid", "nctaid")},
     "%nwarpid": "(threads + LANES - 1) / LANES",
     "%smid": "0u",
     "%nsmid": "1u",
@@ -61,6 +62,7 @@ _BLOCK_REGISTERS = {
 }
 _THREAD_REGISTERS = {
     **{f"%tid.{axis}": f"tid_{axis}" for axis in "xyz"},
+    "%tid.w": "0u",
     "%laneid": "lane",
     "%warpid": "thread / LANES",
     "%lanemask_eq": "1u << lane",
@@ -201,14 +203,17 @@ class Code:
     # Addresses
 
     def address_of(self, symbol: Symbol) -> str:
-        """Return an expression of the address of a variable, parameter or function, in its state space."""
+        """Return an expression of the address of a variable, parameter or function, in its state space.
+
+        Addresses of shared, local and parameter memory are offsets, so that registers of 32 bits hold them.
+        """
         offset = f" + {symbol.offset}" if symbol.offset else ""
         name = symbol.name
-        if name in self._frame:
-            self.uses.add("local")
-            return f"(u64)(local + {self._frame[name]}){offset}"
+        if name in self._frame or (name in self._parameters and not self.function.is_entry):
+            self.uses.add("local")  # a function's parameters are in local memory
+            return f"(u64)({self.parameter_pointer(name)} - local_base){offset}"
         if name in self._parameters:
-            return f"(u64){self._parameters[name][0]}{offset}"
+            return f"(u64)({self._parameters[name][0]} - parameters){offset}"
         if name in self.arrays:
             raise Refused(f"the address of the parameter {name}")
         variable = self.function.variables.get(name)
@@ -244,7 +249,7 @@ class Code:
         """
         if not isinstance(address, Address):
             raise Refused(self.instruction.text)
-        space = space.partition("::")[0]
+        space = space.partition("::")[0] or self._space_of(address.base)
         if space in _GLOBAL_SPACES:
             return self._global_pointer(address, size, beyond)
         known = None if beyond else self._known_pointer(address, space, size)
@@ -258,11 +263,30 @@ class Code:
             return f'locate_in(k, "shared", shared, shared_size, {value}, {log2}, {access})'
         if space == "local":
             self.uses.add("local")
-            return f'locate_in(k, "local", local_base, local_span, {value} - (u64)local_base, {log2}, {access})'
+            return f'locate_in(k, "local", local_base, local_span, {value}, {log2}, {access})'
         if space == "param" and self.function.is_entry:
             total = self.kernel.parameter_size
-            return f'locate_in(k, "parameter", (char *)parameters, {total}, {value} - (u64)parameters, {log2}, {access})'
+            return f'locate_in(k, "parameter", (char *)parameters, {total}, {value}, {log2}, {access})'
         raise Refused(self.instruction.text)
+
+    def _space_of(self, base: Operand) -> str:
+        """Return the state space of a variable that a generic address names."""
+        if not isinstance(base, Symbol):
+            return ""
+        variable = self.function.variables.get(base.name)
+        found = self.kernel.find_variable(self.module, base.name)
+        if base.name in self._parameters or (variable is not None and variable.space == "param"):
+            raise Refused(f"{self.instruction.text}: a parameter at a generic address")
+        variable = variable or (found[1] if found else None)
+        return variable.space if variable is not None else ""
+
+    def constants(self, value: str) -> list[str]:
+        """Return expressions of whether an address is in each of the program's constant variables."""
+        kernel = self.kernel
+        return [
+            f"{value} - (u64)variables[{kernel.variable(number, variable, '')}] < {variable.size}"
+            for number, variable in kernel.program.constants()
+        ]
 
     def address(self, address: Operand) -> str:
         """Return the value of an address."""
@@ -339,6 +363,9 @@ def _constant(constant: Immediate, type: PtxType) -> str:
     value, bits = constant
     if type.kind == "predicate":
         return str(int(value != 0))
+    is_right = bits in (64, type.bits) if type.is_float else bits == 0 or (type.kind == "bits" and bits == type.bits)
+    if not is_right:
+        raise Refused(f"a constant in the place of a {type.name}")
     if bits and bits != type.bits and type.is_float:
         # A constant of the other precision: C converts it.
         return f"({type.c}){_float_constant(value, bits)}"

@@ -109,6 +109,7 @@ class _Writer:
             text: str | Waiting = self._call(instruction)
         else:
             operation = opcodes.find(instruction.opcode)
+            opcodes.check_operands(instruction, operation)
             try:
                 text = operation.translate(self.code, instruction, operation.choices)
             except (ValueError, AssertionError, IndexError) as error:
@@ -289,7 +290,7 @@ def _is_for_all(instruction: Instruction) -> bool:
     """Return whether all threads of a block can do it together."""
     if opcodes.find(instruction.opcode).waits != "uniform":
         return False
-    opcode = opcodes.canonical(instruction.opcode)
+    opcode = opcodes.find(instruction.opcode).variant
     # A barrier with a number of threads is for some of them.
     if opcode == "barrier.sync":
         return len(instruction.operands) == 1
@@ -393,7 +394,7 @@ def _find_dirty(main: _Main) -> list[int]:
 
 def _may_go_on(instruction: Instruction) -> bool:
     """Return whether a lane may pass a waiting instruction without being suspended."""
-    opcode = opcodes.canonical(instruction.opcode)
+    opcode = opcodes.find(instruction.opcode).variant
     return opcode.startswith(("mbarrier.try_wait", "barrier.arrive"))
 
 

@@ -7,9 +7,10 @@ variables, and a function's body is parsed when somebody asks for it.
 from __future__ import annotations
 
 import re
-import struct
+from collections.abc import Iterator
 from typing import NamedTuple
 
+from .constants import parse_constant
 from .errors import Refused
 from .syntax import (
     Address,
@@ -31,47 +32,80 @@ from .syntax import (
 )
 from .types import PREDICATE, TYPES, is_type
 
-__all__ = ["Module", "identifier", "parse_constant", "parse_variables"]
+__all__ = ["Module", "identifier", "parse_variables"]
 
-_COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.DOTALL)
-_MISLEADING_COMMENT = re.compile(r"/\*|//[^\n]*[{};]")  # which may have braces, or a function
-_HEADER = re.compile(r"^[ \t]*((?:\.(?:visible|weak|extern|common)\s+)*)\.(entry|func)\b", re.MULTILINE)
-_SECTION = re.compile(r"^[ \t]*\.section\b[^{]*\{[^}]*\}", re.MULTILINE)
-_LINE_DIRECTIVE = re.compile(r"^[ \t]*\.(?:version|target|address_size|file|loc)\b[^\n]*", re.MULTILINE)
-_FILE = re.compile(r'^[ \t]*\.file\s+(\d+)\s+"((?:[^"\\]|\\.)*)"', re.MULTILINE)
-_TARGET = re.compile(r"^[ \t]*\.target\s+(sm_(\d+)\w*)", re.MULTILINE)
 _NAME = r"[A-Za-z_$%][\w$]*"
-_VARIABLE = re.compile(r"((?:\.(?:extern|visible|weak|common)\s+)*)\.(global|const|shared|local|param|reg)\s+(.*)", re.DOTALL)
-_ATTRIBUTES = re.compile(
-    r"\s*\.(?:attribute\s*\([^)]*\)|ptr(?:\s+\.(?:global|shared|const|local|generic))?(?:\s+\.align\s+\d+)?)\s*"
+_STRING = r'"(?:[^"\\\n]|\\.)*"'
+_LINKAGE = r"(?:\.(?:visible|weak|extern|common)\b\s*)?"
+_COMMENT = re.compile(rf"{_STRING}|//[^\n]*|/\*.*?\*/", re.DOTALL)
+_BRACE = re.compile(rf"{_STRING}|[{{}}]")
+_VARIABLE = re.compile(r"\s*(\.(?:visible|weak|extern|common)\b)?\s*\.(global|const|shared|local|param|reg)\b(.*)", re.DOTALL)
+_PROPERTY = re.compile(
+    r"""\s*(?:
+        (?P<attribute>\.attribute\s*\([^()]*(?:\([^()]*\))?\s*\))
+      | \.ptr\b(?P<pointer>(?:\s*\.(?:global|shared|const|local|generic)\b)?(?:\s*\.align\s+\d+)?)
+      | \.align\s+(?P<alignment>\w+)
+      | \.v(?P<vector>[248])\b
+      | \.(?P<type>\w+)
+    )""",
+    re.VERBOSE,
 )
-_ALIGNMENT = re.compile(r"\s*\.align\s+(\d+)\s*")
-_DECLARED = re.compile(rf"\s*({_NAME})\s*(?:<(\d+)>)?\s*((?:\[[^]]*\]\s*)*)")
-_VECTOR_SIZES = {"v2": 2, "v4": 4}
+_DECLARED = re.compile(rf"\s*({_NAME})\s*(?:<\s*(\w+)\s*>)?\s*((?:\[\s*\w*\s*\]\s*)*)")
+
+# What a module consists of. The text of a function begins where the match ends.
+_PART = re.compile(
+    rf"""\s*(?:
+        (?P<end>\Z)
+      | ;
+      | \.version\s+\d+\.\d+
+      | \.target\s+(?P<target>sm_(?P<architecture>\d+)\w*)(?:\s*,\s*\w+)*
+      | \.address_size\s+(?P<address_size>\d+)
+      | \.file\s+(?P<file>\d+)\s+(?P<path>{_STRING})(?:\s*,\s*\w+\s*,\s*\w+)?
+      | \.section\s+[\w.$]+\s*\{{[^{{}}]*\}}
+      | \.pragma\s+{_STRING}(?:\s*,\s*{_STRING})*\s*;
+      | \.alias\s+(?P<alias>{_NAME})\s*,\s*(?P<aliased>{_NAME})\s*;
+      | (?P<header>(?P<linkage>{_LINKAGE})\.(?P<kind>entry|func)\b(?:{_STRING}\s*;|[^{{;"])*)(?P<begin>[{{;])
+      | (?P<variable>{_LINKAGE}\.(?:global|const|shared)\b[^;]*);
+    )""",
+    re.VERBOSE,
+)
+_DIRECTIVES = (  # of functions; most change nothing here
+    "maxntid|reqntid|reqnctapercluster|explicitcluster|blocksareclusters|maxclusterrank|maxnreg|minnctapersm|maxnctapersm"
+    "|noreturn|abi_preserve|abi_preserve_control"
+)
+_HEADER = re.compile(
+    rf"""{_LINKAGE}\.(?P<kind>entry|func)\s*(?:\.attribute\s*\(.*?\)\s*\)\s*)?
+    (?:\((?P<results>[^()]*)\)\s*)?(?P<name>{_NAME})\s*(?:\((?P<parameters>(?:[^()]|\([^()]*\))*)\))?
+    (?P<directives>(?:\s*(?:\.(?:{_DIRECTIVES})\b(?:\s+\d+(?:\s*,\s*\d+)*)?|\.pragma\s+{_STRING}\s*;))*)\s*""",
+    re.VERBOSE | re.DOTALL,
+)
+_DIRECTIVE = re.compile(r'\.(\w+)\s*((?:\d[\d,\s]*)?|"[^;]*;)')
 
 # The statements of a body. A brace that opens a scope begins a statement; those of vectors are inside one.
 _STATEMENT = re.compile(
     rf"""\s*(?:
-        \.loc\s+(?P<file>\d+)\s+(?P<line>\d+)[^\n]*
-      | \.file\b[^\n]*
-      | (?P<label>{_NAME}|\$[\w$]+)\s*:(?!:)
+        \.loc\s+(?P<file>\d+)\s+(?P<line>\d+)\s+\d+
+        (?:\s*,\s*function_name\s+{_NAME}(?:\s*\+\s*\d+)?\s*,\s*inlined_at\s+\d+\s+\d+\s+\d+)?
+      | \.pragma\s+{_STRING}(?:\s*,\s*{_STRING})*\s*;
+      | (?P<label>{_NAME})\s*:
       | (?P<open>\{{)
       | (?P<close>\}})
-      | (?P<text>[^;{{}}]*(?:\{{[^}}]*\}}[^;{{}}]*)*);
+      | (?P<text>[^;{{}}"]*(?:\{{[^;{{}}"]*\}}[^;{{}}"]*)*);
     )""",
     re.VERBOSE,
 )
-_INSTRUCTION = re.compile(rf"(?:@(!?)\s*({_NAME})\s+)?([a-z][\w.:]*)\s*(.*)", re.DOTALL)
+_INSTRUCTION = re.compile(rf"(?:@\s*(!?)\s*({_NAME})\s+)?([a-z]\w*(?:\s*\.[\w:]+)*)\s*(.*)", re.DOTALL)
 _CALL = re.compile(
-    rf"(?:\(\s*(?P<results>[\w$%,\s]*)\)\s*,\s*)?(?P<target>{_NAME})\s*(?:,\s*\((?P<arguments>[^)]*)\))?\s*(?:,\s*(?P<prototype>{_NAME}))?\s*$"
+    rf"(?:\(\s*(?P<results>[\w$%,\s]*)\)\s*,\s*)?(?P<target>{_NAME})\s*(?:,\s*\((?P<arguments>[^)]*)\))?\s*(?:,\s*(?P<prototype>{_NAME}))?\s*"
 )
-_DECLARATION = re.compile(r"\.(?:visible|extern|weak|reg|local|shared|param|global|const)\b")
-_IGNORED = re.compile(r"\.(?:callprototype|calltargets|pragma|noreturn|abi_preserve\w*)\b")
-_INTEGER = re.compile(r"-?(?:0[xX][0-9a-fA-F]+|0[bB][01]+|\d+)U?$")
-_FLOAT_BITS = re.compile(r"0([fFdD])([0-9a-fA-F]+)$")
-_DECIMAL = re.compile(r"-?\d+\.\d*(?:[eE][-+]?\d+)?$")
-_SUM = re.compile(rf"({_NAME}(?:\.[xyzw])?)\s*([+-])\s*(-?\w+)$")
-_REGISTER_NAME = re.compile(r"%\w+(?:\.\w+)?$")
+_DECLARATION = re.compile(r"\.(?:visible|extern|weak|common|reg|local|shared|param|global|const)\b")
+_TARGETS = re.compile(rf"\.calltargets\s+{_NAME}(?:\s*,\s*{_NAME})*")
+_PROTOTYPE = re.compile(rf"\.callprototype\s*(?:\(([^()]*)\)\s*)?{_NAME}\s*(?:\(([^()]*)\))?(?:\s*\.noreturn)?")
+_SUM = re.compile(rf"({_NAME}(?:\.[xyzwrgba])?)\s*(?:([+-])\s*(.+))?", re.DOTALL)
+_ELEMENT = re.compile(rf"({_NAME})\s*\[(.+)\]", re.DOTALL)
+_PAIR = re.compile(rf"({_NAME})\s*\|\s*({_NAME})")
+_REGISTER_NAME = re.compile(r"%\w+(?:\.\w+)?")
+_COMPONENTS = {name: index for names in ("xyzw", "rgba") for index, name in enumerate(names)}
 
 
 def identifier(name: str) -> str:
@@ -85,7 +119,7 @@ class _Part(NamedTuple):
     header: str
     start: int
     end: int
-    is_visible: bool
+    linkage: str
 
 
 class Module:
@@ -95,77 +129,72 @@ class Module:
         architecture: 80 for ``.target sm_80``.
         target: ``sm_80``.
         variables: The module's variables, by name.
-        declared: Names of the functions that other modules define.
         entries: Names of the kernels.
     """
 
     def __init__(self, text: str) -> None:
-        self._text = text
+        self._text = _COMMENT.sub(lambda match: match[0] if match[0][0] == '"' else " ", text)
         self._parts: dict[str, _Part] = {}
         self._functions: dict[str, Function] = {}
-        target = _TARGET.search(text)
-        self.target = target[1] if target else ""
-        self.architecture = int(target[2]) if target else 0
-        self.files = {int(match[1]): match[2] for match in _FILE.finditer(text)}
+        self.target = ""
+        self.architecture = 0
+        self.files: dict[int, str] = {}
         self.entries: list[str] = []
-        self.declared: set[str] = set()
         self.aliases: dict[str, str] = {}
         self.variables: dict[str, Variable] = {}
-        self._read_declarations(self._find_functions())
+        self._read()
 
-    def _find_functions(self) -> str:
-        """Record the functions, and return the text outside them."""
-        outside: list[str] = []
-        end = 0
-        if _MISLEADING_COMMENT.search(self._text):
-            self._text = _COMMENT.sub(lambda comment: "\n" * comment[0].count("\n") or " ", self._text)
-        text = self._text
-        braces = re.compile(r"[{}]")
-        for match in _HEADER.finditer(text):
-            if match.start() < end:
-                continue
-            outside.append(text[end : match.start()])
-            stop = re.compile(r"[{;]").search(text, match.end())
-            if stop is None:
-                raise Refused("a function without an end")
-            header = _COMMENT.sub(" ", text[match.start() : stop.start()]).strip()
-            name = _function_name(header)
-            end = stop.end()
-            if stop[0] == ";":
-                self.declared.add(name)
-                continue
-            depth = 1
-            for brace in braces.finditer(text, end):
-                depth += 1 if brace[0] == "{" else -1
-                if depth == 0:
-                    self._parts[name] = _Part(header, end, brace.start(), "visible" in match[1] or "weak" in match[1])
-                    end = brace.end()
-                    break
-            if match[2] == "entry":
-                self.entries.append(name)
-        outside.append(text[end:])
-        return "".join(outside)
+    def _read(self) -> None:
+        """Find the functions and variables. Each character belongs to a part that is understood."""
+        at = 0
+        while (part := _match(_PART, self._text, at))["end"] is None:
+            at = part.end()
+            if part["target"]:
+                self.target, self.architecture = part["target"], int(part["architecture"])
+            elif part["address_size"] not in (None, "64"):
+                raise Refused(f"addresses of {part['address_size']} bits")
+            elif part["file"]:
+                self.files[int(part["file"])] = part["path"][1:-1]
+            elif part["alias"]:
+                self.aliases[part["alias"]] = part["aliased"]
+            elif part["variable"]:
+                self._declare(part["variable"])
+            elif part["begin"] == "{":
+                at = self._add_function(part)
+            elif part["header"]:
+                _parse_header(part["header"])
 
-    def _read_declarations(self, text: str) -> None:
-        text = _LINE_DIRECTIVE.sub("", _SECTION.sub("", _COMMENT.sub("", text)))
-        for statement in text.split(";"):
-            statement = statement.strip()
-            if statement.startswith(".alias"):
-                alias, _, target = statement[len(".alias") :].partition(",")
-                self.aliases[alias.strip()] = target.strip()
-                continue
-            for variable in parse_variables(statement):
-                known = self.variables.get(variable.name)
-                if known is None or known.is_external:
-                    self.variables[variable.name] = variable
+    def _declare(self, text: str) -> None:
+        for variable in parse_variables(text):
+            known = self.variables.get(variable.name)
+            if known is None or known.is_external:
+                self.variables[variable.name] = variable
+            elif not variable.is_external:
+                raise Refused(f"a second variable {variable.name}")
+
+    def _add_function(self, part: re.Match[str]) -> int:
+        """Record a function, and return where its body ends."""
+        name = _match_header(part["header"])["name"]
+        if name in self._parts:
+            raise Refused(f"a second function {name}")
+        depth = 1
+        for brace in _BRACE.finditer(self._text, part.end()):
+            depth += {"{": 1, "}": -1}.get(brace[0], 0)
+            if depth == 0:
+                self._parts[name] = _Part(part["header"], part.end(), brace.start(), part["linkage"].strip(" \t\r\n."))
+                if part["kind"] == "entry":
+                    self.entries.append(name)
+                return brace.end()
+        raise Refused(f"the function {name}, which has no end")
 
     @property
     def function_names(self) -> list[str]:
         """The names of the functions that the module defines, in the order of the text."""
         return list(self._parts)
 
-    def is_visible(self, name: str) -> bool:
-        return self._parts[name].is_visible
+    def linkage(self, name: str) -> str:
+        """Return how other modules see a function: "", "visible" or "weak"."""
+        return self._parts[name].linkage
 
     def body_text(self, name: str) -> str:
         part = self._parts[name]
@@ -174,30 +203,33 @@ class Module:
     def function(self, name: str) -> Function:
         """Parse a function."""
         if name not in self._functions:
-            part = self._parts[name]
-            function = _parse_header(part.header)
-            _Body(function, self.files).parse(_COMMENT.sub("", self._text[part.start : part.end]))
+            function = _parse_header(self._parts[name].header)
+            _Body(function, self).parse(self.body_text(name))
             self._functions[name] = function
         return self._functions[name]
 
 
-def _function_name(header: str) -> str:
-    match = re.search(rf"\.(?:entry|func)\s*(?:\([^)]*\)\s*)?({_NAME})", header)
+def _match(pattern: re.Pattern[str], text: str, at: int) -> re.Match[str]:
+    """Match what is at a place of a text, or refuse it."""
+    match = pattern.match(text, at)
     if match is None:
-        raise Refused(f"a function's header: {header}")
-    return match[1]
+        raise Refused(" ".join(text[at:].split())[:60])
+    return match
+
+
+def _match_header(header: str) -> re.Match[str]:
+    match = _HEADER.fullmatch(header)
+    if match is None:
+        raise Refused(f"a function's header: {' '.join(header.split())}")
+    return match
 
 
 def _parse_header(header: str) -> Function:
-    match = re.search(
-        rf"\.(entry|func)\s*(?:\(([^)]*)\)\s*)?({_NAME})\s*(?:\(((?:[^()]|\([^)]*\))*)\))?(.*)$", header, re.DOTALL
-    )
-    if match is None:
-        raise Refused(f"a function's header: {header}")
-    kind, results, name, parameters, directives = match.groups()
-    function = Function(name, kind == "entry", _parse_list(parameters or ""), _parse_list(results or ""))
-    for directive, values in re.findall(r"\.(\w+)\s*([\d,\s]*)", directives):
-        numbers = tuple(int(value) for value in values.replace(",", " ").split())
+    match = _match_header(header)
+    lists = (_parse_list(match["parameters"] or ""), _parse_list(match["results"] or ""))
+    function = Function(match["name"], match["kind"] == "entry", *lists)
+    for directive, values in _DIRECTIVE.findall(match["directives"]):
+        numbers = tuple(int(value) for value in values.replace(",", " ").split()) if directive != "pragma" else ()
         if directive == "maxntid":
             function.thread_limit = _product(numbers)
         elif directive == "reqntid":
@@ -234,69 +266,59 @@ def _split(text: str) -> list[str]:
             parts.append(text[start:at].strip())
             start = at + 1
     parts.append(text[start:].strip())
+    if "" in parts:
+        raise Refused(f"nothing before or after a comma in {' '.join(text.split())}")
     return parts
 
 
 def parse_variables(statement: str) -> list[Variable]:
-    """Parse a declaration; return nothing for other statements."""
-    match = _VARIABLE.match(statement)
+    """Parse a declaration."""
+    match = _VARIABLE.fullmatch(statement)
     if match is None:
-        return []
+        raise Refused(f"a declaration: {statement}")
     linkage, space, rest = match.groups()
-    alignment, vector = 0, 1
-    type_name = ""
-    is_managed = False
-    while rest.startswith("."):
-        if found := _ATTRIBUTES.match(rest):
-            is_managed = is_managed or "managed" in found[0]
-            rest = rest[found.end() :]
-        elif found := _ALIGNMENT.match(rest):
-            alignment = int(found[1])
-            rest = rest[found.end() :]
-        else:
-            word, _, rest = rest[1:].partition(" ") if " " in rest else (rest[1:], "", "")
-            word = word.strip()
-            rest = rest.strip()
-            if word in _VECTOR_SIZES:
-                vector = _VECTOR_SIZES[word]
-            elif is_type(word):
-                type_name = word
-            else:
-                raise Refused(f"a variable of the type {word}")
-    if space == "reg" and vector > 1:
-        raise Refused("a vector register")
-    variables = [
-        variable for piece in _split(rest) for variable in _declared(piece, space, type_name, vector, alignment, linkage)
-    ]
+    properties: dict[str, str] = {}
+    at = 0
+    while found := _PROPERTY.match(rest, at):
+        at = found.end()
+        if (name := str(found.lastgroup)) in properties:
+            raise Refused(f"a declaration: {statement}")
+        properties[name] = found[name] or ""
+    type_name = properties.get("type", "")
+    if type_name and not is_type(type_name):
+        raise Refused(f"a variable of the type {type_name}")
+    if not type_name or not (names := _split(rest[at:])):
+        raise Refused(f"a declaration: {statement}")
+    vector, alignment = int(properties.get("vector", 1)), _size(properties.get("alignment", "0"))
+    variables = [variable for name in names for variable in _declared(name, space, type_name, vector, alignment)]
     for variable in variables:
-        variable.is_managed = is_managed
+        variable.is_managed = "managed" in properties.get("attribute", "")
+        variable.linkage = (linkage or "").removeprefix(".")
     return variables
 
 
-def _declared(piece: str, space: str, type_name: str, vector: int, alignment: int, linkage: str) -> list[Variable]:
-    piece, _, initializer = piece.partition("=")
-    match = _DECLARED.match(piece)
-    if match is None or not type_name:
-        raise Refused(f"a declaration: {piece}")
+def _size(text: str) -> int:
+    constant = parse_constant(text)
+    if constant is None or constant.bits or constant.value < 0:
+        raise Refused(f"the size {text}")
+    return constant.value
+
+
+def _declared(piece: str, space: str, type_name: str, vector: int, alignment: int) -> list[Variable]:
+    name, equals, initializer = piece.partition("=")
+    initializer = initializer.strip()
+    match = _DECLARED.fullmatch(name)
+    if match is None or (equals and not initializer) or (equals and space not in ("global", "const")):
+        raise Refused(f"a declaration: {' '.join(piece.split())[:60]}")
     name, count, dimensions = match.groups()
     type = TYPES[type_name]
-    if count is not None:
-        return [Variable(f"{name}{number}", space, type, 1, type.bytes) for number in range(int(count))]
+    names = [name] if count is None else [f"{name}{number}" for number in range(_size(count))]
     elements = vector
-    for dimension in re.findall(r"\[([^]]*)\]", dimensions):
-        elements *= int(dimension.strip() or "0", 0)
-    return [
-        Variable(
-            name,
-            space,
-            type,
-            elements,
-            alignment or type.bytes * vector,
-            initializer.strip(),
-            is_external="extern" in linkage,
-            is_visible="visible" in linkage or "weak" in linkage or "common" in linkage,
-        )
-    ]
+    for dimension in re.findall(r"\[\s*(\w*)\s*\]", dimensions):
+        elements *= _size(dimension or "0")
+    if equals and dimensions and not elements:  # the initial values say how many there are
+        elements = len(_split(initializer.strip("{}"))) * vector
+    return [Variable(each, space, type, elements, alignment or type.bytes * vector, initializer, vector) for each in names]
 
 
 def _scoped(name: str, scope: int) -> str:
@@ -307,10 +329,10 @@ def _scoped(name: str, scope: int) -> str:
 class _Body:
     """Parses a function's body. Scopes may declare a name again, so registers, variables and labels get unique names."""
 
-    def __init__(self, function: Function, files: dict[int, str]) -> None:
+    def __init__(self, function: Function, module: Module) -> None:
         self._function = function
-        self._files = files
-        self._scopes: list[dict[str, Register | str]] = [{}]
+        self._module = module
+        self._scopes: list[dict[str, Register | Vector | str]] = [{}]
         self._scope_numbers = [0]
         self._scope_count = 0
         self._labels: list[dict[str, str]] = [{}]
@@ -321,15 +343,16 @@ class _Body:
             self._scopes[0][variable.name] = variable.name
 
     def parse(self, text: str) -> None:
-        self._find_labels(text)
+        statements = list(_statements(text))
+        self._find_labels(statements)
         body = self._function.body
         self._scope_count = 0
         file, line = "", 0
         last_label = ""
-        for match in _STATEMENT.finditer(text):
+        for match in statements:
             kind = match.lastgroup
             if kind == "line":
-                file, line = self._files.get(int(match["file"]), ""), int(match["line"])
+                file, line = self._module.files.get(int(match["file"]), ""), int(match["line"])
             elif kind == "label":
                 last_label = self._label(match["label"])
                 body.append(Label(last_label))
@@ -346,10 +369,10 @@ class _Body:
                 if statement is not None:
                     body.append(statement)
 
-    def _find_labels(self, text: str) -> None:
+    def _find_labels(self, statements: list[re.Match[str]]) -> None:
         """Name the labels of each scope, because branches go forward too."""
         numbers = [0]
-        for match in _STATEMENT.finditer(text):
+        for match in statements:
             kind = match.lastgroup
             if kind == "open":
                 self._scope_count += 1
@@ -358,7 +381,10 @@ class _Body:
             elif kind == "close":
                 numbers.pop()
             elif kind == "label":
-                self._labels[numbers[-1]][match["label"]] = f"L_{identifier(_scoped(match['label'], numbers[-1]))}"
+                labels, name = self._labels[numbers[-1]], match["label"]
+                if name in labels:
+                    raise Refused(f"a second label {name}")
+                labels[name] = f"L_{identifier(_scoped(name, numbers[-1]))}"
 
     def _enter(self) -> None:
         self._scope_count += 1
@@ -373,7 +399,10 @@ class _Body:
         raise Refused(f"a branch to {name}, which is no label")
 
     def _statement(self, text: str, last_label: str) -> Statement | None:
-        if not text or _IGNORED.match(text):
+        if not text or _TARGETS.fullmatch(text):
+            return None
+        if match := _PROTOTYPE.fullmatch(text):
+            _parse_list(match[1] or ""), _parse_list(match[2] or "")
             return None
         if text.startswith(".branchtargets"):
             targets = tuple(self._label(name) for name in _split(text[len(".branchtargets") :]))
@@ -387,58 +416,78 @@ class _Body:
         scope, number = self._scopes[-1], self._scope_numbers[-1]
         self._operands.clear()
         for variable in parse_variables(text):
+            name = variable.name
+            if name in scope:
+                raise Refused(f"a second {name}")
+            unique = _scoped(name, number)
             if variable.space == "reg":
-                kind = "v" if variable.name.startswith("%") else "n"
-                scope[variable.name] = Register(f"{kind}_{identifier(_scoped(variable.name, number))}", variable.type)
+                unique = f"{'v' if name.startswith('%') else 'n'}_{identifier(unique)}"
+                parts = tuple(Register(f"{unique}_{letter}", variable.type) for letter in "xyzw"[: variable.vector])
+                scope[name] = Vector(parts) if variable.vector > 1 else Register(unique, variable.type)
                 continue
             # In its function, a declared name hides that of the module.
-            unique = _scoped(variable.name, number)
-            scope[variable.name] = unique
+            scope[name] = unique
             variable.name = unique
             self._function.variables[unique] = variable
 
-    def _find(self, name: str) -> Register | str | None:
+    def _find(self, name: str) -> Register | Vector | str | None:
         for scope in reversed(self._scopes):
             if name in scope:
                 return scope[name]
         return None
 
     def _register(self, name: str) -> Register:
-        found = self._find(name)
+        found = self._name(name)
         if not isinstance(found, Register):
             raise Refused(f"{name}, which is no register")
         return found
 
     def _instruction(self, text: str) -> Instruction:
-        match = _INSTRUCTION.match(text)
+        match = _INSTRUCTION.fullmatch(text)
         if match is None:
             raise Refused(text)
         negation, guard, opcode, rest = match.groups()
-        instruction = Instruction(opcode, (), " ".join(text.split()))
+        instruction = Instruction("".join(opcode.split()), (), " ".join(text.split()))
         if guard is not None:
             instruction.guard = self._register(guard)
             instruction.is_guard_negated = bool(negation)
             if instruction.guard.type is not PREDICATE:
                 raise Refused(f"a guard that is no predicate: {text}")
+        name = instruction.opcode.split(".", 1)[0]
         try:
-            if opcode.split(".", 1)[0] == "call":
+            if name == "call":
                 self._parse_call(instruction, rest)
-            elif opcode.startswith(("bra", "brx")):
-                instruction.operands = self._branch_operands(opcode, rest)
+            elif name in ("bra", "brx"):
+                instruction.operands = self._branch_operands(name, rest)
             else:
-                instruction.operands = tuple(self._operand(piece) for piece in _split(rest))
+                instruction.operands = tuple(self._operand_of(name, piece) for piece in _split(rest))
         except Refused as error:
             raise Refused(f"{error} of {instruction.text}") from error
         return instruction
 
-    def _branch_operands(self, opcode: str, rest: str) -> tuple[Operand, ...]:
+    def _operand_of(self, name: str, text: str) -> Operand:
+        """Parse an operand; ``array[2]`` is the address of an element for mov, and the element for others."""
+        match = _ELEMENT.fullmatch(text)
+        if match is None:
+            return self._operand(text)
+        found = self._find(match[1])
+        variable = self._function.variables.get(found) if isinstance(found, str) else self._module.variables.get(match[1])
+        number = parse_constant(match[2])
+        if variable is None or number is None or number.bits:
+            raise Refused(f"the address {text}")
+        offset = number.value * variable.type.bytes
+        return Symbol(variable.name, offset) if name == "mov" else Address(Symbol(variable.name), offset)
+
+    def _branch_operands(self, name: str, rest: str) -> tuple[Operand, ...]:
         pieces = _split(rest)
-        if opcode.startswith("bra"):
+        if len(pieces) != (1 if name == "bra" else 2):
+            raise Refused("the operands")
+        if name == "bra":
             return (Symbol(self._label(pieces[0])),)
         return (self._operand(pieces[0]), Symbol(self._label(pieces[1])))
 
     def _parse_call(self, instruction: Instruction, rest: str) -> None:
-        match = _CALL.match(rest.strip())
+        match = _CALL.fullmatch(rest.strip())
         if match is None:
             raise Refused(instruction.text)
         instruction.operands = (self._operand(match["target"]),)
@@ -458,66 +507,68 @@ class _Body:
         return operand
 
     def _parse_operand(self, text: str) -> Operand:
-        text = text.strip()
         if text.startswith("["):
-            inner = text[1:].partition("]")[0].strip()
-            if "," in inner or "{" in inner:
+            inside, bracket, rest = text[1:].partition("]")
+            if not bracket or rest.strip() not in ("", ".unified"):
                 raise Refused(f"the address {text}")
-            return self._address(inner)
-        if text.startswith("{"):
+            return self._address(inside.strip())
+        if text.startswith("{") and text.endswith("}"):
             return Vector(tuple(self._operand(piece) for piece in _split(text[1:-1])))
-        if text.startswith("!"):
-            return Negated(self._register(text[1:].strip()))
-        if "|" in text:
-            first, _, second = text.partition("|")
-            return Pair(self._operand(first.strip()), self._operand(second.strip()))
         if text == "_":
             return Sink()
-        return parse_constant(text) or self._name(text)
+        if (constant := parse_constant(text)) is not None:
+            return constant
+        if text.startswith("!"):
+            return Negated(self._register(text[1:].strip()))
+        if match := _PAIR.fullmatch(text):
+            return Pair(self._operand(match[1]), self._operand(match[2]))
+        return self._name(text)
 
     def _name(self, text: str) -> Operand:
-        if match := _SUM.match(text):
-            name, sign, offset = match.groups()
-            base = self._name(name)
-            if isinstance(base, Symbol):
-                return Symbol(base.name, base.offset + int(offset, 0) * (-1 if sign == "-" else 1))
+        match = _SUM.fullmatch(text)
+        if match is None:
             raise Refused(f"the operand {text}")
-        found = self._find(text)
-        if isinstance(found, Register):
-            return found
-        if found is not None:
+        name, sign, addend = match.groups()
+        if sign:
+            base, number = self._name(name), parse_constant(addend)
+            if isinstance(base, Symbol) and number is not None and not number.bits:
+                return Symbol(base.name, base.offset + number.value * (-1 if sign == "-" else 1))
+            raise Refused(f"the operand {text}")
+        found = self._find(name)
+        if isinstance(found, str):
             return Symbol(found)
-        if text == "WARP_SZ":
-            return Immediate(32)
-        if _REGISTER_NAME.match(text):
-            return Special(text)
-        if re.fullmatch(_NAME, text):
-            return Symbol(text)
+        if found is not None:
+            return found
+        head, point, component = name.partition(".")
+        if point and isinstance(whole := self._find(head), Vector):
+            index = _COMPONENTS[component]
+            if index < len(whole.parts):
+                return whole.parts[index]
+        if _REGISTER_NAME.fullmatch(name):
+            return Special(name)
+        if not point:
+            return Symbol(name)
         raise Refused(f"the operand {text}")
 
     def _address(self, text: str) -> Address:
         constant = parse_constant(text)
         if constant is not None:
             return Address(constant, 0)
-        match = re.match(rf"({_NAME})\s*(?:([+-])\s*(-?\w+))?$", text)
+        match = _SUM.fullmatch(text)
         if match is None:
             raise Refused(f"the address [{text}]")
         name, sign, offset = match.groups()
-        number = int(offset, 0) * (-1 if sign == "-" else 1) if offset else 0
+        number = parse_constant(offset) if sign else Immediate(0)
         base = self._name(name)
-        if isinstance(base, Symbol):
-            return Address(Symbol(base.name), base.offset + number)
-        return Address(base, number)
+        if number is None or number.bits or not isinstance(base, Register | Symbol):
+            raise Refused(f"the address [{text}]")
+        return Address(base, number.value * (-1 if sign == "-" else 1))
 
 
-def parse_constant(text: str) -> Immediate | None:
-    """Return the value of a constant; None for other operands."""
-    if _INTEGER.match(text):
-        digits = text.rstrip("U")
-        is_octal = re.fullmatch(r"-?0[0-7]+", digits) is not None
-        return Immediate(int(digits, 8 if is_octal else 0))
-    if match := _FLOAT_BITS.match(text):
-        return Immediate(int(match[2], 16), 32 if match[1] in "fF" else 64)
-    if _DECIMAL.match(text):
-        return Immediate(struct.unpack("<Q", struct.pack("<d", float(text)))[0], 64)
-    return None
+def _statements(text: str) -> Iterator[re.Match[str]]:
+    """Yield the statements of a body. Each character belongs to one."""
+    at, end = 0, len(text.rstrip())
+    while at < end:
+        statement = _match(_STATEMENT, text, at)
+        yield statement
+        at = statement.end()

@@ -12,48 +12,96 @@ from .types import align
 
 __all__ = ["Kernel", "Program"]
 
-_TAKEN_ADDRESS = re.compile(r"\bmov\.(?:b|u)64\s+%\w+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
+_TAKEN_ADDRESS = re.compile(r"\bmov\s*\.[bus]64\s*[\w$%]+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
+_STRENGTHS = ("common", "weak", "visible")
+"""Of definitions of one name in several modules, the last of these counts."""
 
 
 class Program:
-    """Modules that are linked: a name that a module does not define is another's visible one.
+    """Modules that are linked as nvlink does it: a name that others may see has one definition.
 
     Attributes:
         modules: The modules.
     """
 
     def __init__(self, texts: Sequence[str]) -> None:
+        """Link the modules.
+
+        Raises:
+            Refused: One is not understood, or nvlink would not link them.
+        """
         self.modules = [Module(text) for text in texts]
         self._numbers: dict[tuple[int, str], int] = {}
+        self._functions: dict[str, tuple[int, str]] = {}
+        self._variables: dict[str, tuple[int, Variable]] = {}
         for number, module in enumerate(self.modules):
             for name in module.function_names:
                 self._numbers[number, name] = len(self._numbers) + 1
+                if linkage := module.linkage(name):
+                    other = self._functions.setdefault(name, (number, name))
+                    known = self.modules[other[0]].linkage(name)
+                    if other[0] != number and _is_stronger(linkage, known, name):
+                        self._functions[name] = number, name
+            for variable in module.variables.values():
+                if variable.linkage not in ("", "extern"):
+                    self._link(number, variable)
+        for number, module in enumerate(self.modules):
+            for alias, name in module.aliases.items():
+                self._functions.setdefault(alias, (number, name))
+            for variable in module.variables.values():
+                self._check_size(number, variable)
+
+    def _link(self, module: int, variable: Variable) -> None:
+        _, known = self._variables.setdefault(variable.name, (module, variable))
+        is_larger = variable.linkage == known.linkage == "common" and variable.size > known.size
+        if known is not variable and (is_larger or _is_stronger(variable.linkage, known.linkage, variable.name)):
+            self._variables[variable.name] = module, variable
+
+    def _check_size(self, module: int, variable: Variable) -> None:
+        owner, chosen = self._variables.get(variable.name, (module, variable))
+        if not variable.linkage or owner == module:
+            return
+        if variable.space != chosen.space:
+            raise Refused(f"{variable.name}, which is in .{chosen.space} in one module and in .{variable.space} in another")
+        if not variable.size:
+            if variable.space == "shared":  # nvlink gives it no address
+                raise Refused(f"the dynamic shared memory {variable.name}, which another module defines with a size")
+            return
+        if variable.size > chosen.size or (variable.size < chosen.size and variable.linkage != "common"):
+            raise Refused(f"{variable.name}, which has {chosen.size} bytes in one module and {variable.size} in another")
 
     def find_entry(self, name: str) -> int | None:
         """Return the number of the module that defines a kernel."""
+        if name in self._functions:
+            return self._functions[name][0]
         return next((number for number, module in enumerate(self.modules) if name in module.entries), None)
 
     def find_function(self, module: int, name: str) -> tuple[int, str] | None:
         """Return the module and name of the function that a name means in a module."""
         name = self.modules[module].aliases.get(name, name)
-        if (module, name) in self._numbers:
+        if (module, name) in self._numbers and not self.modules[module].linkage(name):
             return module, name
-        for number, other in enumerate(self.modules):
-            if (number, name) in self._numbers and other.is_visible(name):
-                return number, name
-        return None
+        return self._functions.get(name)
 
     def find_variable(self, module: int, name: str) -> tuple[int, Variable] | None:
         """Return the variable that a name means in a module, and its module."""
         variable = self.modules[module].variables.get(name)
-        if variable is not None and not (variable.is_external and variable.space != "shared"):
-            return module, variable
-        for number, other in enumerate(self.modules):
-            candidate = other.variables.get(name)
-            if candidate is not None and candidate.is_visible and not candidate.is_external:
-                return number, candidate
-        return (module, variable) if variable is not None and variable.space == "shared" else None
+        if variable is None or not variable.linkage:
+            return (module, variable) if variable is not None else None
+        if name in self._variables:
+            return self._variables[name]
+        is_dynamic = variable.space == "shared" and (not variable.size or len(self.modules) == 1)
+        return (module, variable) if is_dynamic else None
+
+    def constants(self) -> list[tuple[int, Variable]]:
+        """Return the constant variables, and the module of each."""
+        return [
+            (number, variable)
+            for number, module in enumerate(self.modules)
+            for variable in module.variables.values()
+            if variable.space == "const" and self.find_variable(number, variable.name) == (number, variable)
+        ]
 
     def function_number(self, module: int, name: str) -> int:
         """Return the number that stands for a function's address, the same in all kernels of the program."""
@@ -76,7 +124,14 @@ class Program:
     def variable_label(self, module: int, variable: Variable, owner: str) -> str:
         """Return the name by which the host knows a variable; those that others may not see get their module's number."""
         name = f"{owner}::{variable.name}" if owner else variable.name
-        return name if variable.is_visible or len(self.modules) == 1 else f"{module}:{name}"
+        return name if variable.linkage or len(self.modules) == 1 else f"{module}:{name}"
+
+
+def _is_stronger(linkage: str, known: str, name: str) -> bool:
+    """Return whether a definition replaces the one of another module."""
+    if linkage == known == "visible":
+        raise Refused(f"a second definition of {name}")
+    return _STRENGTHS.index(linkage) > _STRENGTHS.index(known)
 
 
 class Kernel:

@@ -124,9 +124,15 @@ class Variable:
     """Of elements; 0 for shared memory whose size the launch gives."""
     alignment: int
     initializer: str = ""
-    is_external: bool = False
-    is_visible: bool = False
+    vector: int = 1
+    """Elements of which each value consists."""
+    linkage: str = ""
+    """How other modules see it: "", "extern", "visible", "weak" or "common"."""
     is_managed: bool = False
+
+    @property
+    def is_external(self) -> bool:
+        return self.linkage == "extern"
 
     @property
     def size(self) -> int:

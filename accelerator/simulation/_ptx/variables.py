@@ -6,8 +6,8 @@ import re
 import struct
 from typing import NamedTuple
 
+from .constants import parse_constant
 from .errors import Refused
-from .parser import parse_constant
 from .program import Program
 from .syntax import Variable
 
@@ -40,7 +40,7 @@ def generate_variables(program: Program) -> str:
         (number, variable)
         for number, module in enumerate(program.modules)
         for variable in module.variables.values()
-        if variable.space in ("global", "const") and not variable.is_external
+        if variable.space in ("global", "const") and program.find_variable(number, variable.name) == (number, variable)
     ]
     numbers = {(module, variable.name): index for index, (module, variable) in enumerate(found)}
     lines = ['#include "interface/kernel_runs.h"', ""]

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import re
 
 from ..errors import Refused
 from ..operations import Operation
+from ..syntax import Instruction
 from . import (
     asynchronous,
     atomics,
@@ -18,14 +20,15 @@ from . import (
     integers,
     matrices,
     memory,
+    video,
     warps,
 )
 
-__all__ = ["OPERATIONS", "canonical", "find", "ignores_nan"]
+__all__ = ["OPERATIONS", "canonical", "check_operands", "find", "ignores_nan"]
 
 _MODULES = (
     *(integers, floats, halves, comparisons, conversions, memory, atomics),
-    *(control, barriers, warps, matrices, asynchronous),
+    *(control, barriers, warps, matrices, asynchronous, video),
 )
 _CANONICAL = {
     **dict.fromkeys(("ld", "ldu", "st", "atom", "red"), memory.canonical),
@@ -78,6 +81,21 @@ def ignores_nan(opcode: str) -> bool:
     return _IGNORE_NAN.fullmatch(opcode) is not None
 
 
+_ORDERED = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?|pred|row|col")
+
+
+def _unordered(variant: str) -> tuple[str, ...]:
+    """Return what is alike in all orders of a variant's modifiers: ptxas heeds only the order of types and of layouts."""
+    name, *words = variant.split(".")
+    ordered = [word for word in words if _ORDERED.fullmatch(word)]
+    return (name, *ordered, "", *sorted(word for word in words if not _ORDERED.fullmatch(word)))
+
+
+@functools.cache
+def _by_modifiers() -> dict[tuple[str, ...], Operation]:
+    return {_unordered(variant): operation for variant, operation in OPERATIONS.items()}
+
+
 _found: dict[str, Operation] = {}
 
 
@@ -89,9 +107,47 @@ def find(opcode: str) -> Operation:
     """
     operation = _found.get(opcode)
     if operation is None:
-        operation = OPERATIONS.get(canonical(opcode))
+        variant = canonical(opcode)
+        operation = OPERATIONS.get(variant) or _by_modifiers().get(_unordered(variant))
         if operation is None:
             reason = _REFUSED.get(opcode.split(".", 1)[0])
             raise Refused(f"the instruction {opcode}" + (f": {reason}" if reason else ""))
         _found[opcode] = operation
     return operation
+
+
+# How many operands instructions have. Others take their operands apart themselves, and refuse those that they do not expect.
+_COUNTS = {
+    count: frozenset(names.split())
+    for count, names in {
+        0: "brkpt exit fence griddepcontrol membar ret trap",
+        1: "activemask nanosleep pmevent prefetch prefetchu setmaxnreg stackrestore stacksave",
+        2: "abs applypriority bfind brev clz cnot cos cvta discard elect ex2 isspacep ld ldmatrix ldu lg2 mov movmatrix neg not"
+        " popc rcp red rsqrt sin sqrt st stmatrix tanh testp",
+        3: "add addc and atom bmsk copysign div match mul mul24 or redux rem set setp shl shr sub subc szext vabsdiff vadd vmax"
+        " vmin vote vset vshl vshr vsub xor",
+        4: "bfe dp2a dp4a fma fns mad mad24 madc mma prmt sad selp shf slct vabsdiff2 vabsdiff4",
+        5: "bfi lop3 shfl",
+    }.items()
+}
+_COUNT_OF = {name: count for count, names in _COUNTS.items() for name in names}
+_LOGIC = frozenset(("and", "or", "xor"))
+
+
+def check_operands(instruction: Instruction, operation: Operation) -> None:
+    """Refuse an instruction with an operand too many or too few."""
+    name, *words = operation.variant.split(".")
+    count = _COUNT_OF.get(name)
+    if name == "cvt":  # into a pair, from two numbers; .pack has a third operand, too
+        is_packed = "pack" in words or (words[-2].endswith("x2") and words[-1] == "f32")
+        count = 2 + is_packed + (words[-1] == "b32")
+    elif name in ("min", "max"):
+        count = 3 + (len(instruction.operands) == 4 and words[-1].startswith(("f", "bf")))
+    if count is None:
+        return
+    count += "L2::cache_hint" in instruction.opcode
+    count += (name in ("set", "setp", "lop3") and not _LOGIC.isdisjoint(words)) + ("cas" in words)
+    count += words[-1] in ("add", "min", "max") and operation.family == "video"
+    count -= name in ("vote", "shfl") and "sync" not in words
+    if len(instruction.operands) != count:
+        raise Refused(f"{instruction.text}, which has {len(instruction.operands)} operands in the place of {count}")

@@ -75,6 +75,7 @@ def _update(operation: str, type: PtxType, *, is_global: bool, is_generic: bool)
 
 def _vector(code: Code, choices: Choices, target: Operand, address: Operand, vector: Vector, type: PtxType) -> str:
     """Each element is updated alone."""
+    assert len(vector.parts) == int(choices.get("vector", "v1")[1])
     targets = target.parts if isinstance(target, Vector) else tuple(Sink() for _ in vector.parts)
     pointer = code.pointer(address, choices.get("space", ""), type.bytes * len(vector.parts))
     values: list[str] = []

@@ -24,6 +24,7 @@ def canonical(opcode: str) -> str:
 def _sync(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     code.uses.add("warp")
     number, *count = (code.read(operand, TYPES["u32"]) for operand in instruction.operands)
+    assert len(count) <= 1
     before = f"w->a[lane] = {number}; w->b[lane] = {count[0] if count else 0};"
     return Waiting(before, "", "WAIT_BARRIER", "BARRIER_SYNC")
 
@@ -32,6 +33,7 @@ def _reduce(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     """Wait, and learn of how many, of all or of any of the threads the predicate was true."""
     code.uses.add("warp")
     target, number, *rest = instruction.operands
+    assert 1 <= len(rest) <= 2
     count = code.read(rest[0], TYPES["u32"]) if len(rest) > 1 else "0"
     predicate = code.read(rest[-1], PREDICATE)
     before = f"w->a[lane] = {code.read(number, TYPES['u32'])}; w->b[lane] = {count}; w->c[lane] = {predicate};"

@@ -119,8 +119,8 @@ def _set(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 
 def _set_pair(code: Code, instruction: Instruction, choices: Choices) -> str:
-    """Compares the halves of two pairs into halves of 1.0 or 0."""
-    ones = _ONES[choices["T"].removesuffix("x2")]
+    """Compares the halves of two pairs into halves: of 1.0 or 0, or of all ones or 0 if the result is an integer."""
+    ones = _ONES[choices["D"].removesuffix("x2") if choices["D"].endswith("x2") else "u16"]
     low, high = (f"({value} ? {ones})" for value in _compared_halves(code, instruction, choices))
     return code.write(instruction.operands[0], TYPES["b32"], f"pack_halves({low}, {high})")
 
@@ -144,7 +144,7 @@ def _define_comparisons() -> None:
             TABLE.add(f"setp.order{combination}{ftz}.T", _setp, chosen, T=type)
             TABLE.add(f"setp.order{combination}{ftz}.T", _setp_pair, chosen, T=f"{type}x2")
             TABLE.add(f"set.order{combination}{ftz}.D.T", _set, chosen, D=f"{type} u16 s16 u32 s32", T=type)
-            TABLE.add(f"set.order{combination}{ftz}.{type}x2.T", _set_pair, chosen, T=f"{type}x2")
+            TABLE.add(f"set.order{combination}{ftz}.D.T", _set_pair, chosen, D=f"{type}x2 u32 s32", T=f"{type}x2")
 
 
 def _slct(code: Code, instruction: Instruction, choices: Choices) -> str:

@@ -10,7 +10,7 @@ import re
 
 from ..code import Code
 from ..operations import Choices, Table
-from ..syntax import Immediate, Instruction, Operand, Vector
+from ..syntax import Immediate, Instruction, Operand, Special, Vector
 from ..types import PREDICATE, TYPES, PtxType, bits_type
 
 __all__ = ["TABLE", "canonical", "without_subspace"]
@@ -33,8 +33,9 @@ def canonical(opcode: str) -> str:
     space = _SPACE.search(rest)
     strengths = [strength for strength in _STRENGTH.findall(rest) if strength != "weak"]
     rest = _STRENGTH.sub("", _SPACE.sub("", rest))
-    strong = ".relaxed" if strengths and name in ("ld", "st") else ""
     place = "." + space[1].partition(":")[0] if space else ""
+    is_own = place == ".local" and strengths == ["volatile"]  # no other thread sees it
+    strong = ".relaxed" if strengths and name in ("ld", "st") and not is_own else ""
     return name + strong + place + rest
 
 
@@ -47,9 +48,16 @@ def _vector(operand: Operand) -> tuple[Operand, ...]:
     return operand.parts if isinstance(operand, Vector) else (operand,)
 
 
+def _elements(operand: Operand, choices: Choices) -> tuple[Operand, ...]:
+    """Return the operands that a load or store moves, as many as its opcode says."""
+    elements = _vector(operand)
+    assert len(elements) == (2 if "v2" in choices else 4 if "v4" in choices else 1)
+    return elements
+
+
 def _load(code: Code, instruction: Instruction, choices: Choices) -> str:
     type = TYPES[choices["T"]]
-    targets = _vector(instruction.operands[0])
+    targets = _elements(instruction.operands[0], choices)
     pointer = code.pointer(instruction.operands[1], choices.get("space", ""), type.bytes * len(targets))
     load = f"LOAD_ATOMIC({type.c}, {type.word}, " if choices.get("strength") else f"LOAD({type.c}, "
     if len(targets) == 1:
@@ -60,7 +68,7 @@ def _load(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 def _store(code: Code, instruction: Instruction, choices: Choices) -> str:
     type = TYPES[choices["T"]]
-    values = _vector(instruction.operands[1])
+    values = _elements(instruction.operands[1], choices)
     pointer = code.pointer(instruction.operands[0], choices.get("space", ""), type.bytes * len(values))
     store = f"STORE_ATOMIC({type.c}, {type.word}, " if choices.get("strength") else f"STORE({type.c}, "
     if len(values) == 1:
@@ -104,19 +112,38 @@ def _mov(code: Code, instruction: Instruction, choices: Choices) -> str:
     return code.write(target, type, code.read(source, type))
 
 
+def _mov_vector(code: Code, instruction: Instruction, choices: Choices) -> str:
+    """Copies element by element, after all have been read."""
+    type, count = TYPES[choices["T"]], int(choices["vector"][1])
+    target, source = instruction.operands
+    if isinstance(source, Special):
+        source = Vector(tuple(Special(f"{source.name}.{axis}") for axis in "xyzw"[:count]))
+    targets, values = _vector(target), _vector(source)
+    assert len(targets) == len(values) == count
+    reads = [f"const {type.c} part_{index} = {code.read(value, type)};" for index, value in enumerate(values)]
+    writes = [code.write(part, type, f"part_{index}") for index, part in enumerate(targets)]
+    return f"{{ {' '.join((*reads, *writes))} }}"
+
+
 def _mov_predicate(code: Code, instruction: Instruction, choices: Choices) -> str:
     target, source = instruction.operands
     return code.write(target, PREDICATE, code.read(source, PREDICATE))
 
 
 def _cvta(code: Code, instruction: Instruction, choices: Choices) -> str:
-    """The generic address of shared memory is the host's; all other addresses are generic ones."""
+    """Addresses of shared, local and parameter memory are offsets; all others are those of the host."""
     type = TYPES[choices["T"]]
     value = code.read(instruction.operands[1], TYPES["u64"])
-    if choices["space"] != "shared":
+    base = _BASES.get(choices["space"])
+    if base is None:
         return code.write(instruction.operands[0], type, value)
+    if base == "local_base":
+        code.uses.add("local")
     sign = "-" if choices.get("to") else "+"
-    return code.write(instruction.operands[0], type, f"{value} {sign} (u64)shared")
+    return code.write(instruction.operands[0], type, f"{value} {sign} (u64){base}")
+
+
+_BASES = {"shared": "shared", "local": "local_base", "param": "parameters"}
 
 
 def _isspacep(code: Code, instruction: Instruction, choices: Choices) -> str:
@@ -124,12 +151,17 @@ def _isspacep(code: Code, instruction: Instruction, choices: Choices) -> str:
     is_shared = f"{value} - (u64)shared < shared_size"
     is_local = f"{value} - (u64)local_base < local_span"
     is_parameter = f"{value} - (u64)parameters < {code.kernel.parameter_size}"  # those of kernels are in the global window
-    if choices["space"] != "shared":
+    is_constant = " || ".join(code.constants(value)) if choices["space"] in ("global", "const") else ""
+    is_constant = is_constant or "0"
+    others = f"{is_shared} || {is_local} || {is_constant}"
+    if choices["space"] in ("global", "local"):
         code.uses.add("local")
     expression = {
         "shared": is_shared,
         "local": is_local,
-        "global": f"({is_parameter}) || (!({is_shared}) && !({is_local}) && services->is_global(k, {value}))",
+        "param": is_parameter,
+        "const": is_constant,
+        "global": f"({is_parameter}) || (!({others}) && services->is_global(k, {value}))",
     }[choices["space"]]
     return code.write(instruction.operands[0], PREDICATE, expression)
 
@@ -140,9 +172,10 @@ def _nothing(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 def _define_addresses() -> None:
     for direction in ("", ".to"):
-        TABLE.add(f"cvta{direction}.space.T", _cvta, space="global shared local const param", T="u64")
+        TABLE.add(f"cvta{direction}.space.T", _cvta, space="global shared const param", T="u64")
+        TABLE.add(f"cvta{direction}.space.T", _cvta, is_pure=False, space="local", T="u64")  # a thread's own memory
     TABLE.add("isspacep.space", _isspacep, space="shared")
-    TABLE.add("isspacep.space", _isspacep, is_pure=False, space="global local")  # a thread's own local memory
+    TABLE.add("isspacep.space", _isspacep, is_pure=False, space="global local const param")  # a thread's own local memory
     for hint in ("prefetch{.space}.level", "prefetchu.L1", "discard{.global}.L2", "applypriority{.global}.L2::evict_normal"):
         TABLE.add(hint, _nothing, results=0, is_pure=False, space="global local", level="L1 L2")
 
@@ -156,6 +189,7 @@ def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
     """alloca, stacksave and stackrestore: the stack grows upwards in the thread's local memory."""
     code.uses.update(("local", "call"))
     type = TYPES[choices["T"]]
+    assert len(instruction.operands) <= 3
     if instruction.opcode.startswith("stacksave"):
         return code.write(instruction.operands[0], type, "(u64)t->local_top")
     if instruction.opcode.startswith("stackrestore"):
@@ -163,12 +197,13 @@ def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
     size = code.read(instruction.operands[1], TYPES["u64"])
     third = instruction.operands[2:]
     alignment = third[0].value if third and isinstance(third[0], Immediate) else 8
-    return code.write(instruction.operands[0], type, f"(u64)allocate_on_stack(t, {size}, {alignment})")
+    return code.write(instruction.operands[0], type, f"(u64)(allocate_on_stack(t, {size}, {alignment}) - local_base)")
 
 
 _define_accesses()
 _define_addresses()
 TABLE.add("mov.T", _mov, T="b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64")
+TABLE.add("mov.vector.T", _mov_vector, vector="v2 v4", T="b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64")
 TABLE.add("mov.pred", _mov_predicate)
 TABLE.add(
     "createpolicy.fractional.first{.second}.b64",

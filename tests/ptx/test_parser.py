@@ -232,6 +232,16 @@ def test_parts_of_a_module_that_are_not_understood_are_refused_by_name(part: str
         generate(Program([f"{HEAD}{part}\n{entry('st.global.u32 [%out], 1;')}"]), "main")
 
 
+@pytest.mark.parametrize(("size", "is_refused"), [(48 << 10, False), ((48 << 10) + 4, True)])
+def test_the_limit_of_static_shared_memory(size: int, is_refused: bool) -> None:
+    text = HEAD + entry(f".shared .align 4 .b8 s[{size}]; st.shared.u32 [s], 1; st.global.u32 [%out], 1;")
+    if not is_refused:
+        assert generate(Program([text]), "main")
+        return
+    with pytest.raises(Refused, match="49156 bytes of static shared memory; ptxas takes at most 49152"):
+        generate(Program([text]), "main")
+
+
 # Each computes its number.
 SPELLINGS = {
     "a declaration without blanks": ("{ .reg .b32 t; mov.b32 t,5; {.reg.b32 t; mov.b32 t,7;} mov.b32 %x,t; }", 5),

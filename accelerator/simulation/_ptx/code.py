@@ -6,10 +6,9 @@ thread.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from .errors import Refused
 from .parser import identifier
+from .program import RESERVED, Kernel
 from .syntax import (
     Address,
     Function,
@@ -25,16 +24,10 @@ from .syntax import (
 )
 from .types import TYPES, PtxType, align
 
-if TYPE_CHECKING:
-    from .program import Kernel
-
 __all__ = ["Code"]
 
 _GLOBAL_SPACES = ("", "global", "const")
 _LARGEST_SCALAR = 16
-
-# Shared memory that cooperative_groups takes beside the kernel's.
-_RESERVED = Variable("reserved", "shared", TYPES["b8"], 1024, 128)
 
 # Read-only registers whose value is the same in all threads of a block.
 _BLOCK_REGISTERS = {
@@ -191,7 +184,7 @@ class Code:
         if name in _BLOCK_REGISTERS:
             return _BLOCK_REGISTERS[name]
         if name == "%reserved_smem_offset_1":
-            return self.kernel.shared_name(0, "", _RESERVED)
+            return self.kernel.shared_name(0, "", RESERVED)
         if name not in _THREAD_REGISTERS:
             raise Refused(f"the register {name}")
         if name.startswith("%tid"):

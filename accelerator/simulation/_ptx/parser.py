@@ -402,7 +402,8 @@ class _Body:
         if not text or _TARGETS.fullmatch(text):
             return None
         if match := _PROTOTYPE.fullmatch(text):
-            _parse_list(match[1] or ""), _parse_list(match[2] or "")
+            for variables in match.groups(""):
+                _parse_list(variables)
             return None
         if text.startswith(".branchtargets"):
             targets = tuple(self._label(name) for name in _split(text[len(".branchtargets") :]))

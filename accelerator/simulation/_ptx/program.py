@@ -8,12 +8,16 @@ from collections.abc import Sequence
 from .errors import Refused
 from .parser import Module, identifier
 from .syntax import Function, Instruction, Variable
-from .types import align
+from .types import TYPES, align
 
-__all__ = ["Kernel", "Program"]
+__all__ = ["RESERVED", "Kernel", "Program"]
+
+RESERVED = Variable("reserved", "shared", TYPES["b8"], 1024, 128)
+"""Shared memory that cooperative_groups takes beside the kernel's."""
 
 _TAKEN_ADDRESS = re.compile(r"\bmov\s*\.[bus]64\s*[\w$%]+\s*,\s*([A-Za-z_$][\w$]*)\s*;")
 _NAME = re.compile(r"[A-Za-z_$][\w$]*")
+_SHARED_LIMIT = 48 << 10
 _STRENGTHS = ("common", "weak", "visible")
 """Of definitions of one name in several modules, the last of these counts."""
 
@@ -249,6 +253,12 @@ class Kernel:
                 end = align(end, variable.alignment)
                 offsets[name] = end
                 end += variable.size
+        declared = 0
+        for variable in self.shared.values():
+            if variable is not RESERVED:
+                declared = align(declared, variable.alignment) + variable.size
+        if declared > _SHARED_LIMIT:
+            raise Refused(f"{declared} bytes of static shared memory; ptxas takes at most {_SHARED_LIMIT}")
         sizeless = {name: variable for name, variable in self.shared.items() if not variable.size}
         alignment = max((variable.alignment for variable in sizeless.values()), default=16)
         end = align(end, max(alignment, 16))

@@ -143,11 +143,13 @@ def check_operands(instruction: Instruction, operation: Operation) -> None:
         count = 2 + is_packed + (words[-1] == "b32")
     elif name in ("min", "max"):
         count = 3 + (len(instruction.operands) == 4 and words[-1].startswith(("f", "bf")))
+    elif name == "alloca":
+        count = 2 + (len(instruction.operands) == 3)
     if count is None:
         return
     count += "L2::cache_hint" in instruction.opcode
     count += (name in ("set", "setp", "lop3") and not _LOGIC.isdisjoint(words)) + ("cas" in words)
-    count += words[-1] in ("add", "min", "max") and operation.family == "video"
+    count += operation.family == "video" and words[-1] in ("add", "min", "max")
     count -= name in ("vote", "shfl") and "sync" not in words
     if len(instruction.operands) != count:
         raise Refused(f"{instruction.text}, which has {len(instruction.operands)} operands in the place of {count}")

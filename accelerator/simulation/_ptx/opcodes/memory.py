@@ -189,7 +189,6 @@ def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
     """alloca, stacksave and stackrestore: the stack grows upwards in the thread's local memory."""
     code.uses.update(("local", "call"))
     type = TYPES[choices["T"]]
-    assert len(instruction.operands) <= 3
     if instruction.opcode.startswith("stacksave"):
         return code.write(instruction.operands[0], type, "(u64)t->local_top")
     if instruction.opcode.startswith("stackrestore"):

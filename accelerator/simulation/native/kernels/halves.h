@@ -8,7 +8,8 @@
 
 #include "floats.h"
 
-#ifdef __F16C__
+#if defined __F16C__ && !defined __clang__
+#define HAS_HALF_CONVERSIONS /* clang lacks the function for it */
 /* Not from immintrin.h, which takes longer to compile than most kernels. */
 typedef float four_floats __attribute__((vector_size(16)));
 typedef short eight_halves __attribute__((vector_size(16)));
@@ -32,7 +33,7 @@ INLINE float float_to_odd(double value)
 /* Half precision: 5 bits of exponent, 10 of mantissa. */
 INLINE float float_of_half(u16 half)
 {
-#ifdef __F16C__
+#ifdef HAS_HALF_CONVERSIONS
     return __builtin_ia32_vcvtph2ps((eight_halves){(short)half})[0];
 #else
     u32 sign = (u32)(half & 0x8000) << 16, exponent = half >> 10 & 31, mantissa = half & 1023;
@@ -46,7 +47,7 @@ INLINE float float_of_half(u16 half)
 
 INLINE u16 half_of_float(float value)
 {
-#ifdef __F16C__
+#ifdef HAS_HALF_CONVERSIONS
     return value != value ? HALF_NAN : (u16)__builtin_ia32_vcvtps2ph((four_floats){value}, 0)[0];
 #else
     u32 bits = bits_of_float(value), sign = bits >> 16 & 0x8000, size = bits & 0x7fffffff;

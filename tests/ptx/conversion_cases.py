@@ -32,6 +32,8 @@ def _case(
         for letter, type in zip("dabc", (result, *[source] * len(inputs[0])), strict=False)
         if type in ("f32", "f64")
     }
+    if source == "bf16" and result in ("u8", "s8"):
+        registers["d"] = "b8"  # ptxas takes no wider one
     sizes = (_size(result), *[_size(source)] * len(inputs[0]))
     text = ", ".join(f"<{letter}>" for letter in "dabce"[: len(sizes)])
     expected = [function(*row) for row in inputs]
@@ -85,8 +87,6 @@ def to_integers() -> Iterator[Case]:
     for target, source, rounding in itertools.product(INTEGERS, FLOATS, TO_INTEGER):
         low, high = _limits(target)
         format = FORMATS[source]
-        if source == "bf16" and target in ("u8", "s8"):
-            continue
         modifiers = {"f32": ("", ".ftz", ".sat", ".ftz.sat"), "bf16": ("",)}.get(source, ("", ".sat"))
         for modifier in modifiers:
 

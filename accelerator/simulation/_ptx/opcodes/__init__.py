@@ -81,18 +81,20 @@ def ignores_nan(opcode: str) -> bool:
     return _IGNORE_NAN.fullmatch(opcode) is not None
 
 
-_ORDERED = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?|pred|row|col")
+_TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?|pred")
+_LAYOUTS = ("row", "col")
 
 
-def _unordered(variant: str) -> tuple[str, ...]:
-    """Return what is alike in all orders of a variant's modifiers: ptxas heeds only the order of types and of layouts."""
+def _unordered(variant: str) -> tuple[tuple[str, ...], ...]:
+    """Return what is alike in all orders of a variant's modifiers: ptxas heeds only those of types and of layouts."""
     name, *words = variant.split(".")
-    ordered = [word for word in words if _ORDERED.fullmatch(word)]
-    return (name, *ordered, "", *sorted(word for word in words if not _ORDERED.fullmatch(word)))
+    types = tuple(word for word in words if _TYPE.fullmatch(word))
+    layouts = tuple(word for word in words if word in _LAYOUTS)
+    return (name,), types, layouts, tuple(sorted(word for word in words if word not in types + layouts))
 
 
 @functools.cache
-def _by_modifiers() -> dict[tuple[str, ...], Operation]:
+def _by_modifiers() -> dict[tuple[tuple[str, ...], ...], Operation]:
     return {_unordered(variant): operation for variant, operation in OPERATIONS.items()}
 
 

@@ -185,7 +185,7 @@ def _define_scalars() -> None:
     TABLE.add("cvt.rnd{.sat}.D.A", _integer_to_float, rounded, D="f16 f32 f64", A=_INTEGERS)
     TABLE.add("cvt.rnd.D.A", _integer_to_float, rounded, D="bf16", A=_WIDER_INTEGERS)
     TABLE.add("cvt.rnd{.sat}.D.A", _float_to_integer, to_integer, D=_INTEGERS, A="f16 f64")
-    TABLE.add("cvt.rnd.D.A", _float_to_integer, to_integer, D=_WIDER_INTEGERS, A="bf16")
+    TABLE.add("cvt.rnd.D.A", _float_to_integer, to_integer, D=_INTEGERS, A="bf16")
     TABLE.add("cvt.rnd{.ftz}{.sat}.D.A", _float_to_integer, to_integer, D=_INTEGERS, A="f32")
 
 

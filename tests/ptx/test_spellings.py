@@ -33,6 +33,8 @@ TOKEN = re.compile(
       | (?P<other>\S)""",
     re.VERBOSE | re.MULTILINE,
 )
+ONE_PIECE = ("mul", "mad", "mul24", "mad24", "madc", "dp2a", "div", "bar", "setmaxnreg")
+"""Before modifiers of these, ptxas takes no blank."""
 FILLERS = ("", " ", "\n", "\t ", ' /* ; } { " */ ', ' // ; } { "\n')
 REPORTS = re.compile(
     r"static const struct access accesses.*|(?<=\d), \d+(?=\))|(?<=, 0), \d+(?=, (?:&|NULL))|\.access_count = \d+"
@@ -46,9 +48,7 @@ def respelled(text: str, generator: random.Random) -> str:
     for token in TOKEN.finditer(text):
         kind, word = token.lastgroup, token[0]
         filler = generator.choice(FILLERS)
-        if (
-            kind == "line" or before.endswith("\n") or re.fullmatch(r"(mul|mad)(24|c)?|dp2a", before)
-        ):  # ptxas wants mul.lo in one piece
+        if kind == "line" or before.endswith("\n") or before in ONE_PIECE:
             filler = ""
         elif before[-1:] + word[0] in ("//", "/*") or (re.match(r"[\w$]", before[-1:]) and re.match(r"[\w$.]", word[0])):
             filler = filler or " "

@@ -181,7 +181,7 @@ def _expressions(function: Function) -> tuple[str, str]:
     for suffix in (".x", ".y") if scalar else ("",):
         names = ", ".join(f"{name} = number({read}{suffix})" for name, read in zip("abc", reads, strict=False))
         kind = scalar or function.result
-        elements.append(f"[&] {{ double {names}; return narrow({function.reference}, {kind}{{}}); }}()")
+        elements.append(f"[&] {{ double {names}; return narrow({function.reference}, decltype(get<{kind}>(p)){{}}); }}()")
     made = f"{function.result}({', '.join(elements)})" if scalar else elements[0]
     return call, made
 

@@ -14,7 +14,7 @@ import torch
 from tests import support
 from tests.simulation.extensions.binaries import Binary
 from tests.simulation.extensions.fat_binaries import CODE, LZ4, ZSTD, Entry
-from tests.simulation.extensions.texts import CALLED, CALLER, SAXPY, TOTAL, VARIABLES, WRONG
+from tests.simulation.extensions.texts import CALLED, CALLER, HEADER, SAXPY, TOTAL, VARIABLES, WRONG
 from tests.simulation.runtime.test_launches_simulated import Dim3
 
 INVALID_VALUE, INVALID_CONFIGURATION, OUT_OF_RESOURCES, TOO_LARGE, NOT_SUPPORTED = 1, 9, 701, 720, 801
@@ -85,6 +85,37 @@ def test_modules_are_linked() -> None:
     binary = Binary(Entry(80, kind=CODE), linked=[CALLER, CALLED])
     assert binary.kernel("call")(1, 1, out) == 0
     assert out.item() == 42
+
+
+def test_an_inline_variable_of_two_modules_is_one() -> None:
+    """As nvcc writes a C++17 inline variable and a template's static buffer into each module that uses them."""
+    weak = ".weak .global .align 4 .u32 counter = 3;\n.weak .shared .align 4 .b8 buffer[4];\n"
+    prototype = "(.param .b32 result) add()"
+    kernel = f"""
+.extern .func {prototype};
+.visible .entry run(.param .u64 out)
+{{
+    .reg.b32 %a;.reg.b64 %o;
+    ld.param.u64 %o, [out]; ld.global.u32 %a, [counter]; add.u32 %a, %a, 100; st.global.u32 [counter], %a;
+    st.shared.u32 [buffer], 41; {{ .param .b32 r; call (r), add; ld.param.b32 %a, [r]; }} st.global.u32 [%o], %a;
+    ret;
+}}
+"""
+    function = f"""
+.visible .func {prototype}
+{{
+    .reg .b32 %a, %b;
+    ld.global.u32 %a, [counter]; ld.shared.u32 %b, [buffer]; mad.lo.u32 %a, %a, 1000, %b; st.param.b32 [result], %a;
+    ret;
+}}
+"""
+    out, value = torch.zeros(1, dtype=torch.int32, device="cuda"), ctypes.c_uint()
+    binary = Binary(Entry(80, kind=CODE), linked=[HEADER + weak + kernel, HEADER + weak + function])
+    counter = binary.variable("counter", 4)
+    assert binary.kernel("run")(1, 1, out) == 0
+    assert out.item() == 103_041
+    assert binary.runtime.cudaMemcpyFromSymbol(ctypes.byref(value), counter, ctypes.c_size_t(4), ctypes.c_size_t(0), 2) == 0
+    assert value.value == 103
 
 
 def test_dynamic_shared_memory_and_its_limit() -> None:

@@ -69,9 +69,14 @@ static bool is_readable(const void *address, size_t size)
     return readable_size(address, size) == size;
 }
 
+/* Reads no further than the first byte that differs, which may be the end of a short text. */
 static bool begins_with(const void *data, const void *magic, size_t size)
 {
-    return is_readable(data, size) && memcmp(data, magic, size) == 0;
+    const char *bytes = data, *wanted = magic;
+    size_t i = 0;
+    while (i < size && is_readable(bytes + i, 1) && bytes[i] == wanted[i])
+        i++;
+    return i == size;
 }
 
 static bool read_fat_binary(const void *data, size_t limit, struct fat_binary *binary)
@@ -107,14 +112,14 @@ static size_t size_of_image(const char *data, size_t limit)
 struct image *new_image(const void *data)
 {
     struct image *image = calloc(1, sizeof *image);
-    struct wrapper wrapper = {0};
+    static const uint32_t wrapper_magic = WRAPPER_MAGIC;
+    struct wrapper wrapper;
     if (!image)
         return NULL;
     image->data = data;
     image->references = 1;
-    if (is_readable(data, sizeof wrapper))
+    if (begins_with(data, &wrapper_magic, sizeof wrapper_magic) && is_readable(data, sizeof wrapper)) {
         memcpy(&wrapper, data, sizeof wrapper);
-    if (wrapper.magic == WRAPPER_MAGIC) {
         image->data = wrapper.data;
         image->prelinked = wrapper.version == PRELINKED ? wrapper.prelinked : NULL;
     }

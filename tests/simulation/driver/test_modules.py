@@ -9,7 +9,7 @@ import pytest
 
 from tests.simulation.extensions.damaged_images import KERNEL
 from tests.support import simulated_environment
-from tests.support.simulation import linux_only, run
+from tests.support.simulation import linux_only, python, run
 
 pytestmark = [linux_only, pytest.mark.xdist_group("extensions")]
 
@@ -271,3 +271,21 @@ def test_options_of_the_compiler_are_checked() -> None:
         report(wrong, linked, b"glabel" in log.value, values[1] == len(log.value), driver.cuLinkDestroy(linker))
     """
     assert evaluate(program, compute=False) == [[INVALID_VALUE] * 3, [0, INVALID_PTX], True, True, 0]
+
+
+def test_names_that_look_like_codes_of_types_are_not_demangled() -> None:
+    program = """
+import ctypes
+ctypes.CDLL("libstdc++.so.6")
+from tests.simulation.extensions.damaged_images import Loader
+driver = Loader().driver
+module, kernel = ctypes.c_void_p(), ctypes.c_void_p()
+assert driver.cuModuleLoadData(ctypes.byref(module), b"\\177ELF" + bytes(60)) == 0
+for name in (b"a", b"z", b"i", b"_Z3addPfi"):
+    assert driver.cuModuleGetFunction(ctypes.byref(kernel), module, name) == 0
+    driver.cuLaunchKernel(kernel, *(ctypes.c_uint(1),) * 6, 0, None, None, None)
+"""
+    done = python(program, env=simulated_environment(gpus=1))
+    assert done.returncode == 0, done.stderr
+    names = [line.split(" is not simulated")[0] for line in done.stderr.splitlines()]
+    assert names == ["kernel a", "kernel z", "kernel i", "kernel add(float*, int)"]

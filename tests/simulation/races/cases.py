@@ -617,6 +617,24 @@ def memory_of_the_other_gpu_is_freed() -> None:
     x.add_(1)  # second
 
 
+@racy("wait_stream", is_possible=True)
+def latest_of_very_many_reads() -> None:
+    """Race detection drops the oldest reads of the same memory: those for which the last stream has waited."""
+    x, rows, current = _tensor(5040), torch.zeros(1, dtype=torch.int64, device="cuda"), torch.cuda.current_stream()
+    side, other = torch.cuda.Stream(), torch.cuda.Stream()
+    torch.cuda.synchronize()
+    with torch.cuda.stream(side):
+        for rows_of_view in (each for each in range(1, 5041) if 5040 % each == 0):
+            x.view(rows_of_view, -1).index_select(0, rows)
+            x.view(rows_of_view, -1).t().index_select(0, rows)
+        current.wait_stream(side)
+        x.index_select(0, rows)  # first
+    with torch.cuda.stream(other):
+        x.index_select(0, rows)
+    current.wait_stream(other)
+    x.zero_()  # second
+
+
 # ---- Memory that is freed. ----
 
 

@@ -106,8 +106,8 @@ def test_compiled_code_gives_what_the_code_gives(program: Callable[..., Any], ba
 
 @pytest.mark.parametrize("program", TRACED, ids=lambda program: program.__name__)
 def test_streams_and_events_are_traced(program: Callable[..., Any]) -> None:
-    if program is enters_the_stream_itself and torch.__version__ < "2.7":
-        pytest.skip("torch 2.6 cannot trace context managers of a class in one graph")
+    if program is enters_the_stream_itself and torch.__version__ < "2.14":
+        pytest.skip("older torch, such as 2.10, refuses to trace a stream as a context manager in one graph")
     assert comparable(compiled(program, backend="eager", fullgraph=True)) == comparable(program(torch.ones(2)))
 
 

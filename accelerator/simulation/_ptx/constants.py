@@ -75,7 +75,7 @@ def _parse(text: str) -> Immediate:
         return Immediate(int(match[1] or match[2], 16), 32 if match[1] else 64)
     try:
         value = _Expression(text).value
-    except (ZeroDivisionError, OverflowError, TypeError, ValueError) as error:
+    except (ArithmeticError, KeyError, TypeError, ValueError) as error:
         raise Refused(f"the constant {text}") from error
     if isinstance(value, float):
         return Immediate(int.from_bytes(struct.pack("<d", value), "little"), 64)
@@ -132,7 +132,7 @@ class _Expression:
         if isinstance(a, float) and isinstance(b, float) and sign in _OF_FLOATS:
             found = a / b if sign == "/" else function(a, b)
             return found if isinstance(found, float) else _integer(found, False)
-        if isinstance(a, float) or isinstance(b, float):
+        if not isinstance(a, _Integer) or not isinstance(b, _Integer):
             raise TypeError
         shifts = sign in ("<<", ">>")
         is_unsigned = a.is_unsigned or (b.is_unsigned and not shifts)
@@ -149,20 +149,16 @@ class _Expression:
             return value
         if token.startswith("("):
             value = self._unary()
-            if isinstance(value, float):
+            if not isinstance(value, _Integer):
                 raise TypeError
             return _integer(value, "u" in token)
         if token in ("-", "+", "~", "!"):
             value = self._unary()
-            if isinstance(value, float):
-                return {"-": -value, "+": value}[token] if token in "-+" else self._refuse()
+            if not isinstance(value, _Integer):
+                return {"-": -value, "+": value}[token]
             number = {"-": -value, "+": value, "~": ~value, "!": int(not value)}[token]
             return _integer(number, value.is_unsigned and token != "!")
         return self._number(token)
-
-    @staticmethod
-    def _refuse() -> float:
-        raise TypeError
 
     @staticmethod
     def _number(token: str) -> float | _Integer:

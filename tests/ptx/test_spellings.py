@@ -33,7 +33,7 @@ TOKEN = re.compile(
       | (?P<other>\S)""",
     re.VERBOSE | re.MULTILINE,
 )
-ONE_PIECE = ("mul", "mad", "mul24", "mad24", "madc", "dp2a", "div", "bar", "setmaxnreg")
+ONE_PIECE = ("mul", "mad", "mul24", "mad24", "madc", "dp2a", "div", "bar", "cvt", "setmaxnreg")
 """Before modifiers of these, ptxas takes no blank."""
 FILLERS = ("", " ", "\n", "\t ", ' /* ; } { " */ ', ' // ; } { "\n')
 REPORTS = re.compile(

@@ -33,8 +33,6 @@ TOKEN = re.compile(
       | (?P<other>\S)""",
     re.VERBOSE | re.MULTILINE,
 )
-ONE_PIECE = ("mul", "mad", "mul24", "mad24", "madc", "dp2a", "div", "bar", "cvt", "shf", "fence", "membar", "setmaxnreg")
-"""Before modifiers of these, ptxas takes no blank."""
 FILLERS = ("", " ", "\n", "\t ", ' /* ; } { " */ ', ' // ; } { "\n')
 REPORTS = re.compile(
     r"static const struct access accesses.*|(?<=\d), \d+(?=\))|(?<=, 0), \d+(?=, (?:&|NULL))|\.access_count = \d+"
@@ -48,8 +46,8 @@ def respelled(text: str, generator: random.Random) -> str:
     for token in TOKEN.finditer(text):
         kind, word = token.lastgroup, token[0]
         filler = generator.choice(FILLERS)
-        if kind == "line" or before.endswith("\n") or before in ONE_PIECE or word == ".popc":
-            filler = ""
+        if kind == "line" or before.endswith("\n") or (kind == "modifier" and before[:1].isalpha()) or word == ".popc":
+            filler = ""  # ptxas wants some opcodes in one piece
         elif before[-1:] + word[0] in ("//", "/*") or (re.match(r"[\w$]", before[-1:]) and re.match(r"[\w$.]", word[0])):
             filler = filler or " "
         # The sizes of arrays, the numbers of registers and alignments are literals.

@@ -245,7 +245,7 @@ class StoredArguments:
         saved: list[torch.Tensor] = []
         for tensor, name in zip(tensors, self._names, strict=True):
             activation = None
-            if not settings.keeps_arguments and not nested:
+            if not settings.keeps_arguments and not nested and not tensor.is_meta:
                 activation = store_activation(tensor, settings, len(self.stored), outer_hooks)
             if activation is not None:
                 self._tensors.append(activation)

@@ -235,7 +235,7 @@ def store_activation(
     group = partition_group(settings) if settings.partition_activations else SINGLE_RANK
     if type(tensor) is not torch.Tensor or tensor.layout is not torch.strided or not is_activation(tensor, group.size):
         return None
-    if tensor.is_meta or tensor.is_nested:
+    if tensor.is_nested:
         return None
     if group.size == 1 and settings.buffers is None and not _leaves_device(tensor, settings):
         return None

@@ -33,8 +33,8 @@ def is_triton_supported() -> bool:
         the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels cannot run here.
 
     Example:
-        >>> import accelerator as acc, torch
-        >>> acc.is_triton_supported() == (torch.__version__ >= (2, 8))  # on simulated GPUs, in Triton's interpreter
+        >>> import accelerator as acc
+        >>> acc.is_triton_supported()
         True
     """
     vendor = state.current().vendor

@@ -10,7 +10,7 @@ from functools import wraps
 from typing import TYPE_CHECKING, Any, Literal
 
 from .._machine import torch_build
-from . import _known_gpus, _settings, _torch_versions
+from . import _known_gpus, _settings
 from ._drivers import driver_version
 from ._values import check_mig
 
@@ -26,7 +26,6 @@ __all__ = ["environment", "is_simulated", "unavailable_reason"]
 RACES_SUFFIX = ".races"
 """Ends the name of the file beside a machine's state that has an entry for each race of its processes."""
 _MEMORY, _CAPABILITY = "8GiB", "9.0"
-_INTERPRET = "TRITON_INTERPRET"
 _CACHE_TAG = "TORCH_COMPILE_CACHE_KEY_TAG"
 _OLD_CUDA = "11.4"
 
@@ -106,6 +105,7 @@ def environment(
     kernels: Literal["run", "refuse"] = "run",
     triton: bool = True,
     compile: Literal["cpp", "triton"] = "cpp",
+    tune: bool = False,
     races: Literal["report", "raise"] | None = None,
     late_copies: bool = False,
     faults: Sequence[str | Mapping[str, Any]] | None = None,
@@ -152,9 +152,11 @@ def environment(
             reads of uninitialized memory.
         kernels: What launches of kernels do that are not torch's own: "run" translates their PTX to C, compiles that once
             and runs it on the CPU; "refuse" lets them fail.
-        triton: Whether Triton kernels run, in Triton's interpreter. If not, launching one fails.
+        triton: Whether Triton kernels run. If not, launching one fails.
         compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
-            Triton code that Inductor generates for a GPU, run by Triton's interpreter, which is slow.
+            Triton code that Inductor generates for a GPU, as always before torch 2.8.
+        tune: Whether ``triton.autotune`` and ``torch.compile`` time all configurations of a kernel. If not, they take the
+            first that compiles, because the times of a simulated GPU mean nothing.
         races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
             orders. "raise": also let the second op raise RuntimeError. `races` returns those of its process. Needs a C++
             compiler, or an engine that was compiled before.
@@ -200,8 +202,6 @@ def environment(
         machine.setdefault("driver_cuda", _OLD_CUDA)
     if "driver_cuda" in machine:
         machine["driver_version"] = driver_version(machine["driver_cuda"])
-    if not _torch_runs_triton():
-        machine["triton"] = "0"
     if "races" in machine:
         reason = _engine_build.missing_compiler(_settings.read("libraries"))
         if reason is not None:
@@ -222,8 +222,6 @@ def environment(
         result.setdefault("PATH", os.defpath)
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
     if compute:
-        if triton:
-            result[_INTERPRET] = "1"
         # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
         tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{compile}")))
         result[_CACHE_TAG] = tag
@@ -281,18 +279,10 @@ def triton_runs() -> bool:
     return _settings.read("compute") != "1" or _settings.read("triton") != "0" or not is_simulated()
 
 
-def _torch_runs_triton() -> bool:
-    """Whether the installed torch, if there is one, is new enough for Triton on simulated GPUs."""
-    build = torch_build.read()
-    return build is None or _torch_versions.runs_compiled_code(build.version)
-
-
 def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment without the variables and paths of an outer simulation."""
     set_by_user = {_settings.variable(setting.name) for setting in _settings.SETTINGS if setting.is_set_by_user}
     result = {key: value for key, value in base.items() if not key.startswith(_settings.PREFIX) or key in set_by_user}
-    if base.get(_settings.variable("triton")) == "1" and base.get(_settings.variable("compute")) == "1":
-        result.pop(_INTERPRET, None)
     tag = re.sub(r"-?simulated-gpu-(cpp|triton)$", "", result.pop(_CACHE_TAG, ""))
     if tag:
         result[_CACHE_TAG] = tag

@@ -171,7 +171,7 @@ PARAMETERS = (
         "capability",
         PerGpu(ComputeCapability()),
         variable_name="CAPABILITIES",
-        readers=_CONFIG,
+        readers=(*_CONFIG, "kernels"),
         fallback="9.0",
         simulate=Option("compute capability of a GPU (default: that of --name, else 9.0)", "X.Y", is_repeated=True),
         rehearse=Option("compute capability of the GPUs (default: that of --name, else 9.0)", "X.Y"),
@@ -273,9 +273,17 @@ PARAMETERS = (
         readers=("kernels",),
         is_read_early=True,
         simulate=Option(
-            "what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU, which the interpreter runs "
-            "slowly (default: cpp)"
+            "what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU (default: cpp; before torch 2.8 "
+            "always triton)"
         ),
+    ),
+    Setting(
+        "tune",
+        Flag(option_gives=True, is_unset_if_false=True),
+        default=False,
+        readers=("kernels",),
+        is_read_early=True,
+        simulate=Option("triton.autotune and torch.compile time all configurations, and do not take the first that compiles"),
     ),
     Setting(
         "races",

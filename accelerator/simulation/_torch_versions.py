@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-__all__ = ["NEWEST_TORCH", "release", "runs_compiled_code"]
+__all__ = ["NEWEST_TORCH", "compiles_for_cpu", "release"]
 
 NEWEST_TORCH = (2, 15)
 """The newest release of torch that the tables of simulated GPUs describe: the newest one in ``_kernels/dtypes.json``."""
 
-_OLDEST_COMPILING_TORCH = (2, 8)
+_OLDEST_FOR_CPU = (2, 8)
 
 
 def release(torch_version: str) -> tuple[int, int]:
@@ -16,6 +16,6 @@ def release(torch_version: str) -> tuple[int, int]:
     return int(major), int(minor)
 
 
-def runs_compiled_code(torch_version: str) -> bool:
-    """Return whether a torch has the functions of Dynamo, Inductor and Triton that the simulation replaces."""
-    return release(torch_version) >= _OLDEST_COMPILING_TORCH
+def compiles_for_cpu(torch_version: str) -> bool:
+    """Return whether a torch has the functions of Inductor by which it compiles graphs of simulated GPUs for the CPU."""
+    return release(torch_version) >= _OLDEST_FOR_CPU

@@ -11,9 +11,9 @@ from torch.fx.node import map_aggregate
 from torch.utils import _pytree as pytree
 
 from .device_ops import cpu_arguments, device_op, runs_on_device
-from .higher_order import convert_higher_order, is_launch
+from .higher_order import convert_higher_order
 
-__all__ = ["convert", "convert_launches", "output_devices", "uses_cuda"]
+__all__ = ["convert", "output_devices", "uses_cuda"]
 
 CPU = torch.device("cpu")
 _COPIES_TO_DEVICE = frozenset(
@@ -41,16 +41,6 @@ def convert(gm: torch.fx.GraphModule, example_inputs: Sequence[Any]) -> list[Any
     for module in _graph_modules(gm):
         converter.convert_graph(module)
     return [converter.to_cpu(value) for value in example_inputs]
-
-
-def convert_launches(gm: torch.fx.GraphModule) -> None:
-    """Convert only the launches of Triton kernels, in place, in a graph that is compiled for the GPU."""
-    for module in _graph_modules(gm):
-        for node in filter(is_launch, list(module.graph.nodes)):
-            index = _device_index(node)
-            if index is not None:
-                convert_higher_order(module, node, index)
-        module.recompile()
 
 
 def _graph_modules(gm: torch.fx.GraphModule) -> Iterator[torch.fx.GraphModule]:

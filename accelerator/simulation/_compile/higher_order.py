@@ -2,29 +2,33 @@
 
 Inductor compiles flex_attention's backward only for GPUs, and the ops that save and restore random states would use the CPU's
 generator. Such a call becomes one op, which takes its tensors and sizes as lists and calls the higher-order op on CUDA tensors.
-The launch of a Triton kernel becomes one op too; its kernel runs in Triton's interpreter, on CPU tensors.
+The launch of a Triton kernel becomes one op too.
 """
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
 import hashlib
 import operator
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from typing import Any
 
 import torch
 import torch.fx
 from torch.utils import _pytree as pytree
 
-from .._kernels import bindings
-from . import triton_graph, triton_interpreter
-from .device_ops import NAMESPACE, alias_on, let_inductor_call, library, run_on_device
+from .._kernels import bindings, runtime
+from .device_ops import NAMESPACE, let_inductor_call, library, run_on_device
+from .triton_compiler import tuning_on_copies
 
-__all__ = ["convert_higher_order", "is_launch", "let_generators_reach_device_ops"]
+__all__ = ["convert_higher_order", "let_generators_reach_device_ops"]
 
 _ON_DEVICE = ("associative_scan", "flex_attention", "flex_attention_backward", "run_and_save_rng_state", "run_with_rng_state")
 _LAUNCH = "triton_kernel_wrapper_functional"
 _SCHEMA = "(Tensor[] tensors, {numbers}[] sizes) -> Tensor[]"
+
+_RELAXED = 2  # cudaStreamCaptureModeRelaxed
 
 _functions: set[str] = set()
 
@@ -52,10 +56,10 @@ def convert_higher_order(module: torch.fx.GraphModule, node: torch.fx.Node, inde
 
     constants = [_describe(leaf, nodes) for leaf in leaves]
     name, device = f"{target._name}_{index}", torch.device("cuda", index)
-    if is_launch(node):
+    if target._name == _LAUNCH:
         keywords: Any = node.kwargs
-        constants.append(triton_graph.describe_kernel(keywords["kernel_idx"], keywords["constant_args_idx"]))
-        kernel = _launching(call)
+        constants.append(_describe_kernel(keywords["kernel_idx"], keywords["constant_args_idx"]))
+        kernel = _launching(call, device, name)
     else:
         kernel = run_on_device(call, device, name, ("tensors", "sizes"))
     has_floats = any(isinstance(each.meta.get("val"), torch.SymFloat) for each in sizes)
@@ -117,22 +121,42 @@ def _describe(leaf: Any, nodes: list[torch.fx.Node]) -> Any:
     return repr(leaf)
 
 
-def is_launch(node: torch.fx.Node) -> bool:
-    """Return whether a node of a graph launches a Triton kernel."""
-    return isinstance(node.target, bindings.HigherOrderOperator) and node.target._name == _LAUNCH
+def _describe_kernel(kernel_index: int, constants_index: int) -> Any:
+    """Describe a kernel of a graph and its constant arguments."""
+    from torch._higher_order_ops.triton_kernel_wrap import kernel_side_table
+
+    kernel: Any = kernel_side_table.get_kernel(kernel_index)
+    configurations = [repr(vars(each)) for each in getattr(kernel, "configs", ())]
+    while not hasattr(kernel, "cache_key"):  # below an autotuner
+        kernel = kernel.fn
+    return kernel.cache_key, configurations, repr(kernel_side_table.get_constant_args(constants_index))
 
 
-def _launching(launch: Callable[..., Any]) -> Callable[..., Any]:
-    """Return a function that launches a Triton kernel on tensors, which may be on the CPU."""
+def _launching(launch: Callable[..., Any], device: torch.device, name: str) -> Callable[..., Any]:
+    """Return a function that launches a Triton kernel on CPU tensors, at once even if a stream captures."""
+    run_now = run_on_device(launch, device, name, ("tensors", "sizes"), written=())
 
     def run(tensors: list[torch.Tensor], sizes: list[int]) -> Any:
-        if any(tensor.is_cuda for tensor in tensors):
-            return launch(tensors, sizes)
-        # The storage of an input may begin far before the tensor, and torch would clone all of it.
-        with triton_interpreter.on_cpu_tensors():
-            return launch([alias_on(tensor, tensor.device) for tensor in tensors], sizes)
+        with tuning_on_copies(), torch.cuda.device(device):
+            if not torch.cuda.is_current_stream_capturing():
+                return run_now(tensors, sizes)
+            with _beside_captures():
+                return run_now(tensors, sizes)
 
     return run
+
+
+@contextlib.contextmanager
+def _beside_captures() -> Generator[None, None, None]:
+    """Run what this thread launches at once although its stream captures."""
+    mode = ctypes.c_int(_RELAXED)
+    runtime.library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+    try:
+        make_stream: Any = torch.cuda.Stream
+        with torch.cuda.stream(make_stream()):
+            yield
+    finally:
+        runtime.library.cudaThreadExchangeStreamCaptureMode(ctypes.byref(mode))
 
 
 def _define(name: str, schema: str, description: str, function: Callable[..., Any], kernel: Callable[..., Any]) -> Any:

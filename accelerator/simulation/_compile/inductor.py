@@ -1,12 +1,14 @@
-"""Hooks Inductor, the default backend of ``torch.compile``: graphs of simulated GPUs become code for the CPU.
+"""Hooks Inductor, the default backend of ``torch.compile``.
 
-The hook replaces the function of Inductor that compiles one graph of aten ops. The graph is converted to a graph of the CPU,
-Inductor generates C++ for it, and the compiled code runs on CPU aliases of its CUDA inputs. Everything before (Dynamo,
-autograd, the partitioner, the passes over the graph) has seen CUDA tensors.
+With ``--compile triton`` it compiles as for a GPU, but tunes nothing by time. Otherwise graphs become code for the CPU: a hook
+replaces the function of Inductor that compiles one graph of aten ops. The graph is converted to a graph of the CPU, Inductor
+generates C++ for it, and the compiled code runs on CPU aliases of its CUDA inputs. Everything before (Dynamo, autograd, the
+partitioner, the passes over the graph) has seen CUDA tensors.
 """
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from types import ModuleType
@@ -19,7 +21,7 @@ from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
 from .refusal import graph_problems
 
-__all__ = ["hook", "hook_launches", "refuse", "refuse_because"]
+__all__ = ["hook", "hook_launchers", "hook_tuning", "refuse_because"]
 
 _FUNCTION = "_compile_fx_inner"
 _PARAMETERS = ["gm", "example_inputs"]
@@ -29,7 +31,7 @@ def hook(compile_fx: ModuleType) -> None:
     """Replace the function of ``torch._inductor.compile_fx`` that compiles a graph."""
     original: Any = getattr(compile_fx, _FUNCTION, None)
     if original is None or list(inspect.signature(original).parameters)[:2] != _PARAMETERS:
-        refuse(compile_fx)
+        _refuse(compile_fx)
         return
     _configure()
     _disable_autograd_cache()
@@ -37,28 +39,52 @@ def hook(compile_fx: ModuleType) -> None:
     setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
 
 
-def hook_launches(compile_fx: ModuleType) -> None:
-    """Let the kernels that a program has written run in Triton's interpreter, beside those that Inductor generates.
-
-    Inductor would generate a launcher for them too, which does not know the grid when the interpreter runs it.
-    """
+def hook_tuning(compile_fx: ModuleType) -> None:
+    """Let nothing be tuned by time: the speed of a simulated GPU says nothing about that of a real one."""
     original: Any = getattr(compile_fx, _FUNCTION)
-    _disable_autograd_cache()
+    _configure()
 
-    def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        cpu_graph.convert_launches(gm)
-        return original(gm, example_inputs, *args, **kwargs)
+    @functools.wraps(original)
+    def compile_graph(*args: Any, **kwargs: Any) -> Any:
+        with _untuned():
+            return original(*args, **kwargs)
 
     setattr(compile_fx, _FUNCTION, compile_graph)
+
+
+def hook_launchers(heuristics: ModuleType) -> None:
+    """Let generated kernels take the first of their configurations that compiles and fits, in ``triton_heuristics``."""
+    tuner: Any = heuristics.CachingAutotuner
+    # Before torch 2.7 one method compiles and loads.
+    name, choices = ("_make_launchers", "compile_results") if hasattr(tuner, "_make_launchers") else ("precompile", "configs")
+    load = getattr(tuner, name)
+
+    @functools.wraps(load)
+    def load_first(self: Any, *args: Any, **kwargs: Any) -> Any:
+        each = getattr(self, choices)
+        for position in range(len(each or ()) - 1):
+            setattr(self, choices, [each[position]])
+            try:
+                return load(self, *args, **kwargs)
+            except Exception:  # the next, as Inductor does; the last one's error is raised
+                self.launchers = []
+        setattr(self, choices, each and each[-1:])
+        return load(self, *args, **kwargs)
+
+    def rank_by_order(self: Any, *_: Any, **__: Any) -> dict[Any, float]:
+        return {each: float(at) for at, each in enumerate(self.launchers)}
+
+    setattr(tuner, name, load_first)
+    tuner.benchmark_all_configs = rank_by_order
 
 
 def refuse_because(compile_fx: ModuleType, problem: str) -> None:
     """Make the backend raise for graphs that use a GPU, because the hook has failed."""
     graph_problems.append(problem)
-    refuse(compile_fx)
+    _refuse(compile_fx)
 
 
-def refuse(compile_fx: ModuleType) -> None:
+def _refuse(compile_fx: ModuleType) -> None:
     """Make the backend raise for graphs that use a GPU, because the hook does not support this version of Inductor."""
     original: Any = compile_fx.compile_fx
 
@@ -86,16 +112,24 @@ def _disable_autograd_cache() -> None:
 
 
 def _configure() -> None:
-    """Turn off options that benchmark kernels on the GPU."""
+    """Turn off what compares the speed of kernels."""
     from torch._inductor import config
 
     settings: Any = config
     settings.shape_padding = False  # decides by timing matrix products
+    settings.dynamic_scale_rblock = False  # adds configurations to time
+
+
+def _untuned() -> Any:
+    from torch._inductor import config
+
+    settings: Any = config
+    names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
+    return settings.patch(dict.fromkeys(names, False))
 
 
 def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
     def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch._inductor import config
         from torch._inductor.utils import BoxedBool
         from torch._inductor.virtualized import V
 
@@ -108,8 +142,7 @@ def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
         devices = cpu_graph.output_devices(gm)
         cpu_inputs = cpu_graph.convert(gm, example_inputs)
         kwargs["cudagraphs"] = BoxedBool(False)
-        # Tuning for speed measures kernels of a GPU that does not exist.
-        with config.patch(max_autotune=False, max_autotune_gemm=False, max_autotune_pointwise=False):
+        with _untuned():
             compiled = original(gm, cpu_inputs, *args, **kwargs)
         return DeviceCall(compiled, devices)
 

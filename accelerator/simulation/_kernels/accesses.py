@@ -22,13 +22,12 @@ from .ops import UPDATES_STATISTICS
 
 __all__ = [
     "FINDS_RACES",
-    "PART",
     "WRITES",
     "at_op",
     "flags_of",
     "install",
+    "raise_race",
     "record",
-    "record_ranges",
     "skipped_transfer",
 ]
 
@@ -41,8 +40,8 @@ def _numbers(group: str, *names: str) -> list[int]:
 
 
 _USES_PART, _COPIES, _UPDATES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES", "RACE_UPDATES_STATISTICS")
-WRITES, PART, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
-"""Flags of an access."""
+WRITES, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
+"""The flag of an access that writes."""
 (_TEXT_SIZE,) = _numbers("limits", "RACE_TEXT_SIZE")
 FINDS_RACES = bool(_runtime.accelerator_simulation_races())
 """Whether this process reports races."""
@@ -143,7 +142,7 @@ def _note_resizes() -> None:
     storage.resize_ = resize_
 
 
-# ---- Accesses of calls that are no ops: of compiled code and of Triton's kernels. ----
+# ---- Accesses of calls that are no ops. ----
 
 
 def at_op(name: str, accesses: Iterable[tuple[torch.Tensor, int]], call: Callable[[], Any]) -> Any:
@@ -153,24 +152,13 @@ def at_op(name: str, accesses: Iterable[tuple[torch.Tensor, int]], call: Callabl
         for tensor, flags in accesses:
             recorded.add(tensor, flags)
         recorded.record()
-        _raise_race()
+        raise_race()
         return call()
 
 
 def record(name: str, accesses: Iterable[tuple[torch.Tensor, int]]) -> None:
     """Record accesses to CUDA tensors."""
     at_op(name, accesses, lambda: None)
-
-
-def record_ranges(name: str, ranges: Iterable[tuple[int, int, int]]) -> None:
-    """Record accesses to ranges of memory, on the current stream of the current device: their starts, ends and flags."""
-    assert engine is not None
-    device = torch.cuda.current_device()
-    with engine.accesses(_name(name)) as recorded:
-        for start, end, flags in ranges:
-            recorded.add_range(start, end, device, flags)
-        recorded.record()
-        _raise_race()
 
 
 def skipped_transfer(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
@@ -201,7 +189,7 @@ def _name(name: str) -> bytes:
     return name.encode()
 
 
-def _raise_race() -> None:
+def raise_race() -> None:
     """Raise the error of a race, if one is to be raised."""
     text = ctypes.create_string_buffer(_TEXT_SIZE)
     if _runtime.accelerator_simulation_race_take(text, len(text)):

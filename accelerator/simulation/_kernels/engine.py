@@ -101,7 +101,6 @@ _FUNCTIONS: dict[str, tuple[Any, ...]] = {
     "dtype_of": (ctypes.c_int, _Address),
     "begin_accesses": (_Address, ctypes.c_char_p),
     "add_access": (None, _Address, _Address, ctypes.c_int32),
-    "add_range": (None, _Address, ctypes.c_size_t, ctypes.c_size_t, ctypes.c_int, ctypes.c_int32),
     "record_accesses": (None, _Address),
     "end_accesses": (None, _Address),
     "order_devices": (None, ctypes.c_int, ctypes.c_int),
@@ -128,9 +127,6 @@ class _Accesses:
 
     def add(self, tensor: Any, flags: int) -> None:
         self._library.accelerator_engine_add_access(self._scope, tensor._cdata, flags)
-
-    def add_range(self, start: int, end: int, device: int, flags: int) -> None:
-        self._library.accelerator_engine_add_range(self._scope, start, end, device, flags)
 
     def record(self) -> None:
         """Tell race detection the accesses so far, each on the current stream of its device."""

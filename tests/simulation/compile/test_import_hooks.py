@@ -9,7 +9,7 @@ import pytest
 
 from tests.support import run, simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch]
 
@@ -18,12 +18,12 @@ import sys
 import torch
 
 def fail(*_):
-    raise AttributeError("InterpreterBuilder has no create_fabs")
+    raise AttributeError("no add_stages")
 
 sys.modules["_accelerator_simulation._compile." + sys.argv[1]].__dict__[sys.argv[2]] = fail
 """
 USE = """
-import triton
+import torch, triton
 import triton.language as tl
 
 @triton.jit
@@ -42,13 +42,12 @@ assert torch.compile(lambda x: x + 1, backend="eager")(x).tolist() == [2] * 4
 
 
 @pytest.mark.slow
-@needs_compiled_code
-def test_unknown_interpreter_refuses_launches_only() -> None:
-    program = BREAK + USE
-    output = run(program, simulated_environment(), "triton_interpreter", "hook_bfloat16", timeout=300)
-    sentence = "not simulated with this triton.runtime.interpreter: AttributeError: InterpreterBuilder has no create_fabs"
-    assert output.startswith("launch: ")
-    assert sentence in output
+def test_unknown_compiler_refuses_launches_only(tmp_path: Path) -> None:
+    path = tmp_path / "program.py"  # Triton reads the source of a kernel
+    path.write_text(USE)
+    program = BREAK + "import runpy\nrunpy.run_path(sys.argv[3])\n"
+    output = run(program, simulated_environment(), "triton_compiler", "_hook_backend", str(path), timeout=300)
+    assert "launch: compile is not simulated with this triton.compiler.compiler: AttributeError: no add_stages\n" in output
 
 
 @pytest.mark.slow

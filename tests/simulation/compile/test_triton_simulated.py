@@ -1,4 +1,4 @@
-"""Triton kernels, which Triton's interpreter runs on simulated GPUs, return the results of torch."""
+"""Triton kernels, which Triton compiles and launches on simulated GPUs, return the results of torch."""
 
 from __future__ import annotations
 
@@ -14,9 +14,6 @@ import torch.nn.functional as F
 
 from tests.support import simulated_environment
 from tests.support.simulation_driver import end_invalidated_capture
-
-if torch.__version__ < (2, 8):
-    pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
 
 triton = pytest.importorskip("triton", reason="torch without Triton")
 tl: Any = pytest.importorskip("triton.language", reason="torch without Triton")
@@ -48,7 +45,14 @@ def add(x: torch.Tensor, y: torch.Tensor) -> torch.Tensor:
     return out
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.int32, torch.float64])
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        torch.float32,
+        torch.bfloat16,
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float16, torch.int32, torch.float64)),
+    ],
+)
 def test_add(dtype: torch.dtype) -> None:
     x, y = (randn(1000).mul(10).to(dtype) for _ in range(2))
     torch.testing.assert_close(add(x, y), x + y)
@@ -187,11 +191,12 @@ def product(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
     return c
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("size", "dtype"), [(64, torch.float32), (50, torch.float32), (64, torch.float16)])
 def test_autotuned_matrix_product(size: int, dtype: torch.dtype) -> None:
     a, b = randn(size, size, dtype=dtype), randn(size, size, dtype=dtype)
-    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
-    torch.testing.assert_close(product(a, b), a @ b, rtol=tolerance, atol=tolerance * 10)
+    # Triton multiplies float32 as tf32: both factors are rounded to 10 bits.
+    torch.testing.assert_close(product(a, b), a @ b, rtol=2e-2, atol=5e-2)
 
 
 @triton.jit
@@ -199,11 +204,11 @@ def _multiply_one(x, FACTOR: tl.constexpr):
     tl.store(x, tl.load(x) * FACTOR)
 
 
-def test_autotuner_runs_each_configuration_once_and_takes_the_first() -> None:
+def test_autotuner_runs_the_first_configuration_and_takes_it() -> None:
     configurations = [triton.Config({"FACTOR": factor}) for factor in (2, 3, 5)]
     tuned = triton.autotune(configurations, key=[])(_multiply_one)
     x = torch.ones(1, device=CUDA)
-    for expected in (2 * 3 * 5 * 2, 2 * 3 * 5 * 2 * 2):
+    for expected in (2 * 2, 2 * 2 * 2):
         tuned[(1,)](x)
         assert x.item() == expected
 
@@ -236,11 +241,6 @@ def _add_atomically(x):
 
 
 @triton.jit
-def _exchange_atomically(x):
-    tl.atomic_cas(x, tl.load(x), tl.load(x) * 2)
-
-
-@triton.jit
 def _bfloat16(x, y, out, sums, SIZE: tl.constexpr):
     place = tl.arange(0, SIZE)[:, None] * SIZE + tl.arange(0, SIZE)[None, :]
     left, right = tl.load(x + place), tl.load(y + place)
@@ -249,10 +249,11 @@ def _bfloat16(x, y, out, sums, SIZE: tl.constexpr):
     tl.store(sums + tl.arange(0, SIZE), tl.sum(left.to(tl.float32), axis=0) + tl.max(right, axis=0))
 
 
-def test_atomic_operations_on_bfloat16_are_refused() -> None:
-    for kernel in (_add_atomically, _exchange_atomically):
-        with pytest.raises(Exception, match="atomic operations on bfloat16 are not simulated"):
-            kernel[(1,)](torch.ones(4, device=CUDA, dtype=torch.bfloat16))
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch before 2.8 brings a Triton without it below 9.0")
+def test_atomic_addition_of_bfloat16() -> None:
+    x = torch.ones(4, device=CUDA, dtype=torch.bfloat16)
+    _add_atomically[(3,)](x)
+    assert x.tolist() == [8, 1, 1, 1]
 
 
 def test_bfloat16() -> None:
@@ -350,11 +351,6 @@ def _libdevice(x, out, SIZE: tl.constexpr):
     tl.store(out + index, tl.where(libdevice.isnan(values).to(tl.int1), -1.0, positive))
 
 
-@triton.jit
-def _unknown_libdevice(x, out):
-    tl.store(out, libdevice.brev(tl.load(x)))
-
-
 def test_functions_of_libdevice() -> None:
     x = randn(16)
     x[3] = math.nan
@@ -362,8 +358,6 @@ def test_functions_of_libdevice() -> None:
     _libdevice[(1,)](x, out, SIZE=16)
     expected = torch.where(x.isnan(), -1.0, x.tanh() ** 2 + x.exp() - x.abs())
     torch.testing.assert_close(out, expected, rtol=1e-4, atol=1e-5)
-    with pytest.raises(Exception, match=r"libdevice\.brev is not simulated"):
-        _unknown_libdevice[(1,)](x, out)
 
 
 @triton.jit
@@ -428,20 +422,21 @@ def _cases_of_libdevice() -> dict[str, tuple[Callable[..., Any] | list[float], l
     }
 
 
-def test_every_function_of_libdevice_that_is_simulated() -> None:
+@pytest.mark.slow
+def test_functions_of_libdevice_one_by_one() -> None:
+    from triton.language.extra.cuda import libdevice as of_cuda
+
     cases = _cases_of_libdevice()
-    simulated = sys.modules["_accelerator_simulation._compile.triton_libdevice"]._FUNCTIONS
-    assert cases.keys() == simulated.keys()
     out, scalar = torch.empty(8, device=CUDA), torch.empty(1, device=CUDA)
     for name, (function, arguments) in cases.items():
-        if not hasattr(libdevice, name):  # another version of Triton
+        if not hasattr(of_cuda, name):  # another version of Triton
             continue
         expected = function if isinstance(function, list) else list(map(function, *arguments))
         tensors = [torch.tensor(values, device=CUDA) for values in arguments]
         if name == "ldexp":
             tensors[1] = tensors[1].int()
         padded = [*tensors, *[out] * (3 - len(tensors))]
-        _apply[(1,)](*padded, out, scalar, FUNCTION=getattr(libdevice, name), COUNT=len(tensors), SIZE=8)
+        _apply[(1,)](*padded, out, scalar, FUNCTION=getattr(of_cuda, name), COUNT=len(tensors), SIZE=8)
         tolerance = 0 if name == "nextafter" else 1e-5
         assert out.tolist() == pytest.approx(expected, rel=tolerance, abs=tolerance), name
         assert scalar.item() == out.tolist()[1], name
@@ -456,6 +451,7 @@ def _dropout(x, out, size, probability, seed, BLOCK: tl.constexpr):
     tl.store(out + index, tl.where(keep, values / (1 - probability), 0.0), mask=inside)
 
 
+@pytest.mark.slow
 def test_dropout_with_a_seed() -> None:
     x = torch.ones(2000, device=CUDA)
     results = []
@@ -515,6 +511,7 @@ class LayerNorm(torch.autograd.Function):
         return grads
 
 
+@pytest.mark.slow
 def test_layer_norm_forward_and_backward() -> None:
     inputs = [tensor.requires_grad_() for tensor in (randn(7, 48), randn(48), randn(48))]
     results = [LayerNorm.apply(*inputs), F.layer_norm(inputs[0], (48,), *inputs[1:])]
@@ -546,12 +543,13 @@ def _attention(q, k, v, out, length, scale, D: tl.constexpr, BLOCK: tl.constexpr
     tl.store(out + head + rows[:, None] * D + inner[None, :], result / total[:, None])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("causal", [True, False])
 def test_fused_attention(causal: bool) -> None:
     q, k, v = (randn(2, 64, 16) for _ in range(3))
     out = torch.empty_like(q)
     _attention[(4, 2)](q, k, v, out, 64, 1 / math.sqrt(16), D=16, BLOCK=16, CAUSAL=causal)
-    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=causal), rtol=1e-4, atol=1e-4)
+    torch.testing.assert_close(out, F.scaled_dot_product_attention(q, k, v, is_causal=causal), rtol=1e-2, atol=1e-2)
 
 
 @triton.jit
@@ -567,6 +565,7 @@ def _grouped_product(lefts, rights, outs, sizes, groups, SIZE: tl.constexpr):
         tl.store(out + place, tl.dot(tl.load(left + place, mask=inside, other=0.0), tl.load(right + place)), mask=inside)
 
 
+@pytest.mark.slow
 def test_grouped_products_with_pointer_tensors() -> None:
     lefts = [randn(rows, 16) for rows in (16, 5, 9)]
     rights = [randn(16, 16) for _ in lefts]
@@ -575,7 +574,7 @@ def test_grouped_products_with_pointer_tensors() -> None:
     sizes = torch.tensor([left.shape[0] for left in lefts], device=CUDA)
     _grouped_product[(2,)](*addresses, sizes, 3, SIZE=16)
     for left, right, out in zip(lefts, rights, outs, strict=True):
-        torch.testing.assert_close(out, left @ right, rtol=1e-4, atol=1e-4)
+        torch.testing.assert_close(out, left @ right, rtol=2e-2, atol=2e-2)
 
 
 @triton.jit
@@ -600,11 +599,11 @@ def _transposed_by_descriptors(x, scales, out, rows, columns, BLOCK: tl.constexp
     target.store([column, row], tl.trans(source.load([row, column])) * scale)
 
 
+@pytest.mark.slow
 def test_block_scaled_transpose() -> None:
     x, scales = randn(20, 36), randn(2, 3)
     out = torch.empty(36, 20, device=CUDA)
-    # Newer versions of Triton refuse block pointers. Before 3.6, which torch 2.10 brings, the interpreter accepts only
-    # descriptors whose strides are multiples of 16 elements: https://github.com/triton-lang/triton/pull/8670.
+    # Newer versions of Triton refuse block pointers.
     kernel = _transposed_by_block_pointers if torch.__version__ < (2, 10) else _transposed_by_descriptors
     kernel[(2, 3)](x, scales, out, 20, 36, BLOCK=16)
     expanded = scales.repeat_interleave(16, 0)[:20].repeat_interleave(16, 1)[:, :36]
@@ -632,7 +631,10 @@ def _exchange(x, new, old, SIZE: tl.constexpr):
     tl.store(old + index, tl.atomic_xchg(x + index, tl.load(new + index), mask=inside), mask=inside)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.int32, torch.int64])
+@pytest.mark.parametrize(
+    "dtype",
+    [torch.float32, *(pytest.param(each, marks=pytest.mark.slow) for each in (torch.float64, torch.int32, torch.int64))],
+)
 def test_exchange_by_atomics(dtype: torch.dtype) -> None:
     x, new = (randn(16).mul(100).to(dtype) for _ in range(2))
     before, old = x.clone(), torch.zeros_like(x)

@@ -24,9 +24,8 @@ from tests.support import ROOT
 
 # Modules that the simulation changes when a program imports them.
 HOOKED = (
-    *("torch._dynamo.trace_rules", "torch._dynamo.variables.builder", "torch._inductor.compile_fx", "torch._library.triton"),
-    *("torch.export._trace", "torch.utils._triton", "triton.runtime.interpreter", "triton.runtime.autotuner"),
-    *("triton.language.extra.libdevice", "triton.language.extra.cuda.libdevice"),
+    *("torch._dynamo.trace_rules", "torch._inductor.compile_fx", "torch._inductor.runtime.triton_heuristics"),
+    *("torch.export._trace", "triton.compiler.compiler", "triton.runtime.autotuner", "triton.runtime.build"),
 )
 
 

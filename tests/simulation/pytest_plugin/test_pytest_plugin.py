@@ -528,6 +528,7 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "kernels": ("refuse", "--kernels refuse"),
     "triton": (False, "--no-triton"),
     "compile": ("triton", "--compile triton"),
+    "tune": (True, "--tune"),
     "races": ("raise", "--races raise"),
     "late_copies": (True, "--late-copies"),
     "faults": (["xid=94,gpu=1", "slow=20ms"], "--fault xid=94,gpu=1 --fault slow=20ms"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import warnings
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -11,7 +12,6 @@ import torch
 from torch import nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from accelerator.simulation._torch_versions import runs_compiled_code
 from tests import support
 from tests.simulation.trainings import trainings
 from tests.simulation.trainings.trainings import assert_same_losses, train
@@ -324,10 +324,10 @@ class TestCompiled:
         torch.compiler.reset()
         assert function(torch.ones(4, 4, device="cuda")).sum().item() == pytest.approx(28)
 
-    def test_has_triton_depends_on_the_torch_version(self) -> None:
+    def test_torch_finds_triton_if_it_is_installed(self) -> None:
         from torch.utils._triton import has_triton
 
-        assert has_triton() == runs_compiled_code(torch.__version__)
+        assert has_triton() == (importlib.util.find_spec("triton") is not None)
 
 
 class TestTwoDevices:

@@ -13,7 +13,7 @@ enum { MAX_RUNTIMES = 2 }; /* libcudart.so.12 and .13: torch may use one, and an
 _Atomic uint64_t pending_refusal;
 
 static const char *const default_reason =
-    "simulated GPUs run torch's ops, compiled code, Triton kernels and kernels with PTX; give this kernel's op a CPU kernel (torch.library),"
+    "simulated GPUs run torch's ops, compiled code and kernels with PTX; give this kernel's op a CPU kernel (torch.library),"
     " choose another implementation if accelerator.simulation.is_simulated(), or use --no-compute, where kernels do nothing";
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;

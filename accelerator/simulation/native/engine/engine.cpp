@@ -102,7 +102,7 @@ EXPORT void accelerator_engine_describe_races(void* kernel, uint32_t flags)
     static_cast<engine::Kernel*>(kernel)->set_race_flags(flags);
 }
 
-// The accesses of a call that Python makes: of compiled code or a Triton kernel. Its copies belong to the same line.
+// The accesses of a call that Python makes, such as of compiled code. Its copies belong to the same line.
 EXPORT void* accelerator_engine_begin_accesses(const char* name)
 {
     return new engine::RaceScope(name);
@@ -111,11 +111,6 @@ EXPORT void* accelerator_engine_begin_accesses(const char* name)
 EXPORT void accelerator_engine_add_access(void* scope, const c10::TensorImpl* tensor, int32_t flags)
 {
     static_cast<engine::RaceScope*>(scope)->add(tensor, flags);
-}
-
-EXPORT void accelerator_engine_add_range(void* scope, uintptr_t start, uintptr_t end, int device, int32_t flags)
-{
-    static_cast<engine::RaceScope*>(scope)->add_range(start, end, c10::DeviceIndex(device), flags);
 }
 
 EXPORT void accelerator_engine_record_accesses(void* scope)

@@ -239,13 +239,6 @@ public:
         devices_.push_back(tensor->is_cuda() ? tensor->device().index() : c10::DeviceIndex(-1));
     }
 
-    void add_range(uintptr_t start, uintptr_t end, c10::DeviceIndex device, int32_t flags)
-    {
-        race_layout layout{start, 1, 1, {int64_t(end - start)}, {1}};
-        accesses_.push_back({layout, nullptr, nullptr, flags});
-        devices_.push_back(device);
-    }
-
     // The runtime records the copies of the op itself.
     void begin_transfer()
     {

@@ -168,6 +168,7 @@ cudaError_t own_image(struct image *image, size_t limit)
 struct contents {
     struct part best;
     int architecture; /* of the best, or 0 */
+    struct part machine_code; /* the last one that is not compressed */
     char code[200];
     bool is_damaged;
 };
@@ -209,8 +210,11 @@ static void look_into(const char *data, int wanted, struct contents *contents)
                                entry.architecture > MAX_ARCHITECTURE;
         if (contents->is_damaged)
             return;
-        if (entry.kind == KIND_CODE)
+        if (entry.kind == KIND_CODE) {
             add_code(contents, entry.architecture);
+            if (!entry.compressed_size && is_readable(at, size))
+                contents->machine_code = (struct part){.data = at + entry.header_size, .size = entry.size};
+        }
         if (entry.kind == KIND_PTX && is_better((int)entry.architecture, contents->architecture, wanted)) {
             contents->architecture = (int)entry.architecture;
             contents->best = (struct part){
@@ -300,6 +304,7 @@ static void find_parts(struct program *program, const struct image *image)
                                   " NVRTC make it; load its PTX (nvrtcGetPTX), " REMEDY);
     else if (linked == 0 && size_of_image(data, SIZE_MAX) && strstr(data, ".version"))
         add_linked(program, data);
+    program->machine_code = program->part_count == 1 ? contents.machine_code : (struct part){0};
     if (is_damaged && !program->problem)
         program->problem = strdup("the fat binary that contains it is damaged; compile its program again");
     else if (program->part_count == 0 && !program->problem)

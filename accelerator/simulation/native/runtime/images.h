@@ -45,6 +45,7 @@ struct program {
     int architecture; /* 90 for 9.0 */
     struct part *parts;
     size_t part_count;
+    struct part machine_code; /* beside the PTX; its data may be NULL */
     char *problem; /* why it has no parts; "" if nothing is known of it */
     bool is_damaged, is_code; /* it has machine code */
     uint64_t key[2];
@@ -107,5 +108,11 @@ struct translated *find_registered(const void *function, const struct sim_device
 
 /* ptx_check.c. Returns what CUDA's compiler would of a text, and writes why it is wrong into the log. */
 cudaError_t check_ptx(const char *text, size_t size, char *log, size_t log_size);
+
+/* machine_code.c. Reads what ptxas has counted of a kernel; leaves the resources as they are if the code does not say it. */
+struct resources {
+    int registers, local_size;
+};
+void read_resources(const struct part *machine_code, const char *kernel, struct resources *resources);
 
 #endif

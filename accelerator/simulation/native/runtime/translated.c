@@ -506,6 +506,9 @@ cudaError_t read_attribute(const struct translated *kernel, const struct sim_dev
     enum { SIMULATED_REGISTERS = 32 };
     const struct sim_kernel_facts *facts = kernel ? &kernel->facts : &none;
     int version = device->major * 10 + device->minor;
+    struct resources counted = {.registers = SIMULATED_REGISTERS, .local_size = (int)facts->local_size};
+    if (kernel && (attribute == LOCAL_SIZE || attribute == REGISTERS))
+        read_resources(&kernel->program->machine_code, kernel->name, &counted);
     switch (attribute) {
     case MAX_THREADS:
         *value = facts->thread_limit ? (int)facts->thread_limit : SIM_MAX_THREADS_PER_BLOCK;
@@ -517,10 +520,10 @@ cudaError_t read_attribute(const struct translated *kernel, const struct sim_dev
         *value = (int)facts->constant_size;
         return SUCCESS;
     case LOCAL_SIZE:
-        *value = (int)facts->local_size;
+        *value = counted.local_size;
         return SUCCESS;
     case REGISTERS:
-        *value = SIMULATED_REGISTERS;
+        *value = counted.registers;
         return SUCCESS;
     case PTX_VERSION:
         *value = facts->ptx_version ? (int)facts->ptx_version : version;

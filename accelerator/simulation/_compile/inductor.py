@@ -9,7 +9,9 @@ partitioner, the passes over the graph) has seen CUDA tensors.
 from __future__ import annotations
 
 import functools
+import glob
 import inspect
+import os
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
@@ -21,8 +23,9 @@ from .device_call import DeviceCall
 from .higher_order import let_generators_reach_device_ops
 from .refusal import graph_problems
 
-__all__ = ["hook", "hook_launchers", "hook_tuning", "refuse_because"]
+__all__ = ["hook", "hook_builder", "hook_launchers", "hook_tuning", "refuse_because"]
 
+_SITE = os.path.dirname(os.path.dirname(torch.__file__))
 _FUNCTION = "_compile_fx_inner"
 _PARAMETERS = ["gm", "example_inputs"]
 
@@ -76,6 +79,31 @@ def hook_launchers(heuristics: ModuleType) -> None:
 
     setattr(tuner, name, load_first)
     tuner.benchmark_all_configs = rank_by_order
+
+
+def hook_builder(cpp_builder: ModuleType) -> None:
+    """Let AOTInductor find CUDA's headers, which are in the wheels of Triton and NVIDIA, and the driver, without a toolkit."""
+    module: Any = cpp_builder
+    original = module.get_cpp_torch_device_options
+
+    @functools.wraps(original)
+    def device_options(device_type: str, *args: Any, **kwargs: Any) -> Any:
+        options = original(device_type, *args, **kwargs)
+        _, headers, _, _, libraries, *_ = options
+        if device_type == "cuda":
+            _add_folder(headers, "cuda.h", glob.glob(f"{_SITE}/triton/backends/nvidia/include"))
+            _add_folder(headers, "nv/target", glob.glob(f"{_SITE}/nvidia/*/include"))
+            _add_folder(libraries, "libcuda.so", os.environ["LD_LIBRARY_PATH"].split(":"))
+        return options
+
+    module.get_cpp_torch_device_options = device_options
+
+
+def _add_folder(folders: list[str], file: str, others: list[str]) -> None:
+    """Add the first other folder that has a file, if none of the folders has it."""
+    first = next((each for each in [*folders, *others] if os.path.exists(os.path.join(each, file))), None)
+    if first is not None and first not in folders:
+        folders.append(first)
 
 
 def refuse_because(compile_fx: ModuleType, problem: str) -> None:

@@ -8,7 +8,7 @@ from .._settings import read
 from .._torch_versions import compiles_for_cpu
 from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_compiler
 from .import_hook import after_import
-from .refusal import guarded, refuse_calls
+from .refusal import guarded, refuse_calls, refuse_graphs
 
 __all__ = ["install"]
 
@@ -23,7 +23,9 @@ def install() -> None:
         triton_compiler.install()
     if read("compile") == "cpp" and compiles_for_cpu(torch.__version__):
         after_import("torch._inductor.compile_fx", guarded(inductor.hook, inductor.refuse_because))
-    elif read("tune") != "1":
+        return
+    after_import("torch._inductor.cpp_builder", guarded(inductor.hook_builder, refuse_graphs))
+    if read("tune") != "1":
         after_import("torch._inductor.compile_fx", guarded(inductor.hook_tuning, inductor.refuse_because))
         launchers = refuse_calls("CachingAutotuner.run")
         after_import("torch._inductor.runtime.triton_heuristics", guarded(inductor.hook_launchers, launchers))

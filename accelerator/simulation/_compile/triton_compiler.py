@@ -9,6 +9,7 @@ capability; the code of a kernel, which Triton runs while it compiles, sees the 
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import shutil
 import struct
@@ -185,10 +186,12 @@ def _hook_autotuner(autotuner: ModuleType) -> None:
         return times
 
     initialize = tuner.__init__
+    signature = inspect.signature(initialize)
 
     @functools.wraps(initialize)
     def initialize_without_timing(self: Any, *arguments: Any, **options: Any) -> None:
-        self._accelerator_measures = options.get("do_bench") is not None  # the program's own measurement
+        given = signature.bind(self, *arguments, **options).arguments
+        self._accelerator_measures = given.get("do_bench") is not None  # the program's own measurement
         initialize(self, *arguments, **options)
         if not self._accelerator_measures:
             self.do_bench = run_once

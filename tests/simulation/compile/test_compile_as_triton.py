@@ -1,4 +1,4 @@
-"""Tests ``simulate --compile triton``: Triton's interpreter runs the Triton code that Inductor generates."""
+"""Tests ``simulate --compile triton``: the Triton code that Inductor generates for a GPU runs."""
 
 from __future__ import annotations
 
@@ -10,9 +10,10 @@ import pytest
 
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = [linux_only, needs_cuda_torch, needs_compiled_code, pytest.mark.slow]
+torch = pytest.importorskip("torch", reason="torch is missing")
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.slow]
 
 PROGRAM = """
 import torch
@@ -38,14 +39,55 @@ print("right")
 """
 
 
-def test_triton_interpreter_runs_inductors_code(tmp_path: Path) -> None:
+def run(program: str, tmp_path: Path, **machine: object) -> str:
     pytest.importorskip("triton")
-    env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}, compile="triton")
-    done = subprocess.run([sys.executable, "-c", PROGRAM], env=env, capture_output=True, text=True)
-    assert done.stdout == "right\n", done.stderr
+    path = tmp_path / "program.py"  # Triton reads the source of a kernel
+    path.write_text(program)
+    caches = {"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "inductor"), "TRITON_CACHE_DIR": str(tmp_path / "triton")}
+    env = simulated_environment(caches, compile="triton", **machine)
+    done = subprocess.run([sys.executable, "-W", "ignore", str(path)], env=env, capture_output=True, text=True, check=False)
+    return done.stdout or done.stderr
 
 
-# The interpreter reads the source of a kernel, so the program is a file.
+def test_inductors_own_code_runs(tmp_path: Path) -> None:
+    assert run(PROGRAM, tmp_path) == "right\n"
+
+
+IN_A_GRAPH = """
+import torch
+
+side = torch.cuda.Stream()
+
+def function(x):
+    y = x + 1
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        z = (y * 2).softmax(-1)
+    torch.cuda.current_stream().wait_stream(side)
+    torch.cuda.synchronize()
+    return z.sum(0)
+
+for size in (20, 30):
+    x = torch.randn(size, 40, device="cuda")
+    torch.testing.assert_close(torch.compile(function, dynamic=True)(x), function(x))
+
+@torch.compile(mode="reduce-overhead")
+def replayed(x):
+    return x.sin() + 1
+
+x = torch.randn(40, device="cuda")
+for _ in range(4):
+    torch.compiler.cudagraph_mark_step_begin()
+    torch.testing.assert_close(replayed(x), x.sin() + 1)
+print("right")
+"""
+
+
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch before 2.10 breaks the graph at some of these calls")
+def test_streams_sizes_that_change_and_cuda_graphs(tmp_path: Path) -> None:
+    assert run(IN_A_GRAPH, tmp_path) == "right\n"
+
+
 LAUNCHES = """
 import torch, triton
 import triton.language as tl
@@ -68,9 +110,4 @@ print("right")
 
 
 def test_launches_beside_inductors_code(tmp_path: Path) -> None:
-    pytest.importorskip("triton")
-    program = tmp_path / "program.py"
-    program.write_text(LAUNCHES)
-    env = simulated_environment({"TORCHINDUCTOR_CACHE_DIR": str(tmp_path / "cache")}, compile="triton")
-    done = subprocess.run([sys.executable, str(program)], env=env, capture_output=True, text=True)
-    assert done.stdout == "right\n", done.stderr
+    assert run(LAUNCHES, tmp_path) == "right\n"

@@ -329,6 +329,7 @@ def _copy_tuple(pair, SIZE: tl.constexpr):
     tl.store(pair[1] + index, tl.load(pair[0] + index))
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6 brings a Triton without tuples")
 @pytest.mark.parametrize("captures", [True, False])
 @pytest.mark.parametrize(("kernel", "make"), [(_copy_pair, _Pair), (_copy_tuple, _Pair), (_copy_tuple, lambda *pair: pair)])
 def test_tuple_of_tensors_keeps_its_type(kernel: Any, make: Any, captures: bool) -> None:
@@ -394,7 +395,7 @@ def _cases_of_libdevice() -> dict[str, tuple[Callable[..., Any] | list[float], l
     cases |= {name: (lambda x, y: x**y, [_POSITIVE, _HALVES]) for name in "pow fast_powf".split()}
     cases |= {name: (lambda x: x**-0.5, [_POSITIVE]) for name in "rsqrt rsqrt_rn".split()}
     cases |= {name: (getattr(math, name), [_HALVES, _SMALL]) for name in "atan2 copysign fmod hypot remainder".split()}
-    cases |= {name: (lambda x: int(math.isfinite(x)), [_SPECIAL]) for name in "finitef isfinited".split()}
+    cases |= {name: (lambda x: int(math.isfinite(x)), [_SPECIAL]) for name in "finitef".split()}
     root = 2**0.5
     return cases | {
         "abs": (abs, [_HALVES]),

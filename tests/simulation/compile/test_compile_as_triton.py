@@ -88,6 +88,26 @@ def test_streams_sizes_that_change_and_cuda_graphs(tmp_path: Path) -> None:
     assert run(IN_A_GRAPH, tmp_path) == "right\n"
 
 
+AHEAD_OF_TIME = """
+import torch
+
+class Model(torch.nn.Module):
+    def forward(self, x):
+        return x.softmax(-1).sin().sum(0) * 2
+
+model, x = Model().cuda(), torch.randn(20, 40, device="cuda")
+package = torch._inductor.aoti_compile_and_package(torch.export.export(model, (x,)), package_path="model.pt2")
+torch.testing.assert_close(torch._inductor.aoti_load_package(package)(x), model(x))
+print("right")
+"""
+
+
+@pytest.mark.exhaustive
+def test_aotinductor(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert run(AHEAD_OF_TIME, tmp_path) == "right\n"
+
+
 LAUNCHES = """
 import torch, triton
 import triton.language as tl

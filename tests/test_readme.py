@@ -73,6 +73,7 @@ def test_guide_lists_every_option() -> None:
             "--trace",
             "--simulate-gpus",
             "--simulate-memory",
+            "--simulate-name",
             "--simulate-races",
             "--rdzv-backend",
             "--rdzv-endpoint",

@@ -239,7 +239,7 @@ PARAMETERS = (
         "compute",
         Flag(option_gives=False),
         default=True,
-        readers=("libcuda", "libcudart", "libnccl", "libaccelerator-cublas", "kernels", "python"),
+        readers=("libcudart", "libnccl", "libaccelerator-cublas", "kernels", "python"),
         fallback="0",
         is_read_early=True,
         simulate=Option("ops allocate their results and compute nothing"),

@@ -44,7 +44,7 @@ def test_statistics_are_zeros() -> None:
 def test_pools_change_nothing() -> None:
     pool = acc.create_mem_pool(use_on_oom=True)
     assert pool is None
-    with acc.use_mem_pool(pool), acc.use_mem_pool("a pool of another accelerator", 0):
+    with acc.use_mem_pool(pool), acc.use_mem_pool(object(), 0):
         assert torch.ones(2).sum() == 2
     assert acc.get_allocator_backend() == "cpu"
     assert acc.OutOfMemoryError is torch.OutOfMemoryError
@@ -108,7 +108,7 @@ def test_mps_fraction_and_memory_functions(monkeypatch: pytest.MonkeyPatch) -> N
     fractions: list[tuple[float, ...]] = []
     monkeypatch.setattr(memory.state, "current", lambda *_, **__: RuntimeState("mps", None, is_initialized=True))
     monkeypatch.setattr(memory, "get_index", lambda: 0)
-    monkeypatch.setattr(memory, "set_index", lambda index: None)
+    monkeypatch.setattr(memory, "restore_index", lambda index: None)
     monkeypatch.setattr("accelerator._torch.state.get_index", lambda: 0)
     monkeypatch.setattr(memory.lazy_calls, "run", lambda call: call())
     monkeypatch.setattr(memory.bindings, "memory_statistics", lambda index: None)

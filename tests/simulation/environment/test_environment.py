@@ -202,7 +202,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"mig": 8}, "mig must be None or between 0 and 7, not 8"),
         ({"mig": 1, "capability": "7.5"}, "mig needs compute capability 8.0 or more, and GPU 0 has 7.5"),
         ({"gpus": 3, "mig": [None, 1], "capability": ["9.0", "8.0", "7.5"]}, "GPU 2 has 7.5"),
-        ({"nvlink": [128]}, "nvlink must be between 0 and 127, not 128"),
+        ({"nvlink": [128]}, "nvlink must be between 0 and 119, not 128"),
         ({"numa": 64}, "numa must be between 0 and 63, not 64"),
         ({"numa": [[0, -1]]}, "numa must be between 0 and 63, not -1"),
         ({"clock_reasons": 2**32}, "clock_reasons must be between 0"),

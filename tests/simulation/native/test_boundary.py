@@ -23,7 +23,7 @@ OTHER_BUILD = r"(\S+/{}) and (\S+/{}) were compiled from different sources: dele
 
 def test_every_header_of_the_interface_is_part_of_the_version() -> None:
     read = read_with_included(lambda name: (NATIVE / name).read_bytes(), "interface/boundary.h")
-    assert {f"interface/{path.name}" for path in (NATIVE / "interface").iterdir()} == read.keys()
+    assert {f"interface/{path.name}" for path in (NATIVE / "interface").iterdir()} <= read.keys()
 
 
 # Python's view of a structure and of flags, which the engine describes.

@@ -1,4 +1,4 @@
-/* What crosses languages, or libraries that are compiled apart: these headers, and nothing else.
+/* What crosses languages, or libraries that are compiled apart: these headers and what they include.
  *
  * SIM_BOUNDARY, on the command line of each compiler, is a hash of their texts. Each table that crosses begins with it. A
  * library that finds another one's refuses to start: the two were compiled from different headers. */
@@ -14,6 +14,7 @@
 #include "interface/driver_table.h"
 #include "interface/fault_effects.h"
 #include "interface/kernel_runs.h"
+#include "interface/module_handles.h"
 #include "interface/nvml_types.h"
 #include "interface/pending.h"
 #include "interface/processor_signals.h"

@@ -92,7 +92,7 @@ def assembled(text: str, folder: Path, target: str = "sm_90") -> list[bytes] | N
     return _code(output.read_bytes()) if done.returncode == 0 else None
 
 
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_blanks_comments_and_numbers(seed: int) -> None:
     generator = random.Random(seed)
     for batch in numbered_batches()[seed::20]:

@@ -1125,6 +1125,7 @@ def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> N
     assert "SUPPRESS" not in text
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_a_plugin_with_a_reporter_of_its_own(tmp_path: Path) -> None:
     """pytest-pretty and, on a terminal, pytest-sugar replace the terminal reporter, if there is one."""

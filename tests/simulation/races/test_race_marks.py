@@ -186,10 +186,11 @@ _OWN_MACHINES = """
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "runner",
     [
-        pytest.param(["--simulate-gpus=1", "--simulate-races"], marks=pytest.mark.slow, id="options"),
+        pytest.param(["--simulate-gpus=1", "--simulate-races"], id="options"),
         pytest.param(["-o", "simulate_races=true"], id="configuration"),
     ],
 )

@@ -231,8 +231,8 @@ def test_help_lists_every_option() -> None:
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
     options = (
-        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile tune races speed"
-        " build fault faults on-node-failure"
+        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile tune races"
+        " speed build fault faults on-node-failure"
     )
     assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == {*options.split(), "late-copies"}
 

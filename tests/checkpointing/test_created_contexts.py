@@ -69,5 +69,9 @@ print(count)
 """
 
 
+@pytest.mark.skipif(
+    build is not None and build.version.startswith("2.6."),
+    reason="torch 2.6 makes a context when a program leaves torch.cuda.stream()",
+)
 def test_no_checkpoint_makes_a_context_on_another_gpu() -> None:
     assert int(run(CODE, simulated_environment(gpus=2)).split()[-1]) == 126

@@ -545,6 +545,7 @@ def test_running_statistics_of_a_gpu_change_once(settings: dict[str, Any]) -> No
     assert all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.6 reads no generator during a capture")
 def test_statistics_of_a_captured_checkpoint_change_once_a_replay() -> None:
     results = []
     for checkpointed in (False, True):

@@ -112,7 +112,10 @@ FUNCTIONS = [
     add_with_a_grid_of_numbers,
     add_by_run,
     add_autotuned,
-    add_with_heuristics,
+    pytest.param(
+        add_with_heuristics,
+        marks=pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.6 compiles no heuristics of autotuners"),
+    ),
     several,
     change_arguments,
 ]
@@ -221,6 +224,7 @@ def _multiply(x, out, FACTOR: tl.constexpr, SIZE: tl.constexpr):
     tl.store(out + index, tl.load(x + index) * FACTOR)
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 8), reason="torch 2.6 compiles no autotuner with these arguments")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_replaced_configurations_compile_again(backend: str) -> None:
     """torch guards the configurations of an autotuned kernel if the program chooses among them."""

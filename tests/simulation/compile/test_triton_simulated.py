@@ -213,6 +213,7 @@ def test_autotuner_runs_the_first_configuration_and_takes_it() -> None:
         assert x.item() == expected
 
 
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6's Triton does not hand on do_bench")
 def test_autotuner_with_the_programs_own_measurement() -> None:
     times = iter((3.0, 1.0, 2.0))
     configurations = [triton.Config({"FACTOR": factor}) for factor in (2, 3, 5)]

@@ -176,6 +176,7 @@ extern const struct race_functions race_functions;
 void race_at_record(struct race_stream *stream, struct race_event *event);
 void race_at_wait(struct race_stream *stream, struct race_event *event);
 void race_at_event_end(struct race_event *event);
+void forget_allocation(uintptr_t address);
 int stream_of_memory(uintptr_t address); /* the index of the stream that torch's allocator gives the memory; -1 if unknown */
 bool race_delays_event(struct race_event *event, const void *caller);
 bool race_delays_stream(struct race_stream *stream, const void *caller);

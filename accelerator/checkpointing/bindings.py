@@ -205,14 +205,25 @@ def _is_redundant(get: Any) -> bool:
     return _has_precisions and (get.args[-1] if isinstance(get, partial) else get.__name__) in _REDUNDANT
 
 
-_getters = {
-    accelerated: (
-        *(get for get, _ in switches if not _is_redundant(get)),
-        _function_mode_count,
-        _dispatch_mode_count,
+def _make_key(accelerated: bool) -> Callable[[], tuple[Any, ...]]:
+    """Return a function that calls all getters, as one expression: each checkpoint calls it twice, and a loop costs more."""
+    getters = [get for get, _ in SWITCHES[accelerated] if not _is_redundant(get)]
+    getters += [_function_mode_count, _dispatch_mode_count]
+    names: dict[str, Any] = {}
+    calls: list[str] = []
+    for number, get in enumerate(getters):
+        function, arguments = (get.func, get.args) if isinstance(get, partial) else (get, ())
+        names[f"get{number}"] = function
+        for place, argument in enumerate(arguments):
+            names[f"of{number}_{place}"] = argument
+        calls.append(f"get{number}({', '.join(f'of{number}_{place}' for place in range(len(arguments)))})")
+    key: Callable[[], tuple[Any, ...]] = eval(
+        f"lambda {', '.join(f'{name}={name}' for name in names)}: ({', '.join(calls)})", names
     )
-    for accelerated, switches in SWITCHES.items()
-}
+    return key
+
+
+_keys = {accelerated: _make_key(accelerated) for accelerated in SWITCHES}
 
 # A torch that cannot tell the value of an old switch, because newer ones contradict each other.
 _UNREADABLE = object()
@@ -227,7 +238,19 @@ def state_key(accelerated: bool) -> tuple[Any, ...]:
     Args:
         accelerated: whether the switches that concern accelerators count too.
     """
-    return tuple([get() for get in _getters[accelerated]])
+    return _keys[accelerated]()
+
+
+# The latest of these keys: to compare with it takes less time than to look for it.
+known_key: tuple[Any, ...] = ()
+
+
+def keep_switches(key: tuple[Any, ...], accelerated: bool) -> None:
+    """Keep the values of all switches, if a state is new, and make it the latest."""
+    global known_key
+    if key not in switches_of:
+        switches_of[key] = read_switches(accelerated)
+    known_key = key
 
 
 def read_switches(accelerated: bool) -> list[Any]:

@@ -120,9 +120,10 @@ class ForwardState:
         self._devices = devices
         accelerator = self._accelerator = initialized_accelerator()
         self._autocast = _autocast_state(self._autocast_types()) if bindings.any_autocast() else None
-        key = self._key = bindings.state_key(accelerator is not None)
-        if key not in bindings.switches_of:
-            bindings.switches_of[key] = bindings.read_switches(accelerator is not None)
+        key = bindings.state_key(accelerator is not None)
+        if key != bindings.known_key:
+            bindings.keep_switches(key, accelerator is not None)
+        self._key = key
         modes = bindings.modes() if key[-1] or key[-2] else bindings.NO_MODES
         # None leaves the modes as they are: those of ``context_fn`` are new for each run.
         self._modes = None if _contexts.open else modes

@@ -112,10 +112,8 @@ class _Server:
     @pytest.hookimpl(tryfirst=True)
     def pytest_cmdline_main(self, config: Any) -> None:
         """Collect only the files of this machine's tests, without the session's options."""
-        config.workerinput, config.workeroutput = (
-            _WorkerInput(self._order.workerinput),
-            {},
-        )  # plug-ins recognize a worker by these
+        # Plug-ins recognize a worker by these.
+        config.workerinput, config.workeroutput = _WorkerInput(self._order.workerinput), {}
         for implementation in config.hook.pytest_configure.get_hookimpls():
             implementation.function = self._also_unprepared(config, implementation.function)
         register = config.pluginmanager.register

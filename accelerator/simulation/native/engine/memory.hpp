@@ -37,8 +37,8 @@ inline uint64_t mix(uint64_t hash, uint64_t value)
     return (hash ^ value) * 0x9E3779B97F4A7C15ULL + (hash >> 29);
 }
 
-// What a thread has learned of calls, by their kernels and the signatures of their arguments. Each call has four places, of which
-// newer calls take the oldest: with one, two calls of a loop that share it would never be known.
+// What a thread has learned of calls, by their kernels and the signatures of their arguments. A call has four places, of which
+// the newest call takes the oldest: with one place, two calls of a loop that share it would never be known.
 template <typename Known>
 class Memo {
 public:
@@ -121,7 +121,7 @@ inline uint64_t sign(const c10::IValue* arguments, size_t count)
     return hash | 1;
 }
 
-// What a call depends on of which sizes() of Python is a function, beside what sign() has: 0 for a call without such memory.
+// Returns a hash of all that the memory of CUDA's kernel depends on: what sign() has, the device, factors, and alignment; not 0.
 inline uint64_t sign_memory(const c10::IValue* arguments, size_t count, c10::DeviceIndex device)
 {
     constexpr uintptr_t LARGEST_VECTOR = 64; // bytes; kernels look at the alignment of what they load

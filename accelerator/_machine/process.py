@@ -40,10 +40,20 @@ def has_torch_import_failed() -> bool:
     return "torch._C" in sys.modules and "torch" not in sys.modules
 
 
+# The type of each accelerator that has its module: torch makes a new string whenever it is asked.
+_types: dict[Any, str] = {}
+
+
 def torch_device_module() -> Any:
     """The module of an imported torch for its accelerator, such as ``torch.cuda``; None without one."""
     device = _get_accelerator()
-    return None if device is None else getattr(sys.modules.get("torch"), device.type, None)
+    if device is None:
+        return None
+    device_type = _types.get(device) or device.type
+    module = getattr(sys.modules.get("torch"), device_type, None)
+    if module is not None:
+        _types[device] = device_type
+    return module
 
 
 def torch_accelerator_type() -> str | None:

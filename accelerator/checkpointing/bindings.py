@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from functools import partial
+from threading import get_ident
 from types import CodeType
 from typing import Any
 
@@ -158,7 +159,8 @@ _CPU_SWITCHES: tuple[Switch, ...] = (
     ),
 )
 
-# What operations on an accelerator depend on.
+# What operations on an accelerator depend on, but for the libraries that torch prefers: they take long to read, no context
+# changes them, and a program chooses them once.
 _ACCELERATOR_SWITCHES: tuple[Switch, ...] = (
     *_find_switches(
         {
@@ -171,9 +173,6 @@ _ACCELERATOR_SWITCHES: tuple[Switch, ...] = (
             "_get_cublas_allow_bf16_reduced_precision_reduction": "_set_cublas_allow_bf16_reduced_precision_reduction",
             "_get_cublas_allow_fp16_accumulation": "_set_cublas_allow_fp16_accumulation",
             "_get_cublaslt_prefer_grouped_gemm": "_set_cublaslt_prefer_grouped_gemm",
-            "_get_blas_preferred_backend": "_set_blas_preferred_backend",
-            "_get_linalg_preferred_backend": "_set_linalg_preferred_backend",
-            "_get_rocm_fa_preferred_backend": "_set_rocm_fa_preferred_backend",
             "_get_mem_efficient_sdp_enabled": "_set_sdp_use_mem_efficient",
             "_get_cudnn_sdp_enabled": "_set_sdp_use_cudnn",
             "_get_overrideable_sdp_enabled": "_set_sdp_use_overrideable",
@@ -191,7 +190,7 @@ _ACCELERATOR_SWITCHES: tuple[Switch, ...] = (
         },
         (("cuda", "all"), ("cuda", "matmul"), ("cuda", "conv"), ("cuda", "rnn")),
     ),
-    (lambda: tuple(_torch._C._get_sdp_priority_order()), lambda order: _torch._C._set_sdp_priority_order(list(order))),
+    (_torch._C._get_sdp_priority_order, _torch._C._set_sdp_priority_order),
 )
 
 SWITCHES = {False: _CPU_SWITCHES, True: _CPU_SWITCHES + _ACCELERATOR_SWITCHES}
@@ -201,13 +200,14 @@ _REDUNDANT = {"_get_float32_matmul_precision", "all"}
 _has_precisions = hasattr(_torch._C, "_get_fp32_precision_getter")
 
 
-def _is_redundant(get: Any) -> bool:
-    return _has_precisions and (get.args[-1] if isinstance(get, partial) else get.__name__) in _REDUNDANT
+def _is_in_key(get: Any) -> bool:
+    name = get.args[-1] if isinstance(get, partial) else get.__name__
+    return not (_has_precisions and name in _REDUNDANT)
 
 
 def _make_key(accelerated: bool) -> Callable[[], tuple[Any, ...]]:
-    """Return a function that calls all getters, as one expression: each checkpoint calls it twice, and a loop costs more."""
-    getters = [get for get, _ in SWITCHES[accelerated] if not _is_redundant(get)]
+    """Return a function that calls the getters of the key, as one expression: each checkpoint calls it, and a loop costs more."""
+    getters = [get for get, _ in SWITCHES[accelerated] if _is_in_key(get)]
     getters += [_function_mode_count, _dispatch_mode_count]
     names: dict[str, Any] = {}
     calls: list[str] = []
@@ -228,29 +228,22 @@ _keys = {accelerated: _make_key(accelerated) for accelerated in SWITCHES}
 # A torch that cannot tell the value of an old switch, because newer ones contradict each other.
 _UNREADABLE = object()
 
-# The values of all switches when a forward first started in a state, by its key.
-switches_of: dict[tuple[Any, ...], list[Any]] = {}
+
+class Switches:
+    """A state of torch's switches. There is one object for each state, so that states are compared by identity."""
+
+    __slots__ = ("accelerated", "has_modes", "key", "values")
+
+    def __init__(self, accelerated: bool, key: tuple[Any, ...]) -> None:
+        # Whether the switches that concern accelerators belong to the state.
+        self.accelerated = accelerated
+        # What tells the state, and last how many function modes and dispatch modes there are.
+        self.key = key
+        self.has_modes = bool(key[-1] or key[-2])
+        self.values = read_switches(accelerated)
 
 
-def state_key(accelerated: bool) -> tuple[Any, ...]:
-    """Return what tells the effects of torch's switches, and last how many function modes and dispatch modes there are.
-
-    Args:
-        accelerated: whether the switches that concern accelerators count too.
-    """
-    return _keys[accelerated]()
-
-
-# The latest of these keys: to compare with it takes less time than to look for it.
-known_key: tuple[Any, ...] = ()
-
-
-def keep_switches(key: tuple[Any, ...], accelerated: bool) -> None:
-    """Keep the values of all switches, if a state is new, and make it the latest."""
-    global known_key
-    if key not in switches_of:
-        switches_of[key] = read_switches(accelerated)
-    known_key = key
+_states: dict[tuple[bool, tuple[Any, ...]], Switches] = {}
 
 
 def read_switches(accelerated: bool) -> list[Any]:
@@ -265,8 +258,46 @@ def _read(get: Callable[[], Any]) -> Any:
         return _UNREADABLE
 
 
+# The latest state: to compare with it takes less time than to look for it.
+_latest = Switches(False, _keys[False]())
+
+
+def switches(accelerated: bool) -> Switches:
+    """Return the present state of torch's switches.
+
+    Args:
+        accelerated: whether the switches that concern accelerators count too.
+    """
+    global _latest
+    key = _keys[accelerated]()
+    if key != _latest.key or accelerated is not _latest.accelerated:
+        hashable = tuple([tuple(each) if type(each) is list else each for each in key])
+        _latest = _states.get((accelerated, hashable)) or _states.setdefault(
+            (accelerated, hashable), Switches(accelerated, key)
+        )
+    return _latest
+
+
+# A thread, its run of backward, and the state when the first recomputation of that run started.
+_first: tuple[int, Any, Switches] | None = None
+
+
+def switches_in(backward: Any, accelerated: bool) -> Switches:
+    """Return the state of torch's switches in a run of backward, read once: between its recomputations nothing changes it."""
+    global _first
+    thread = get_ident()
+    first = _first
+    if first is not None and first[0] == thread and first[1] == backward and first[2].accelerated is accelerated:
+        return first[2]
+    present = switches(accelerated)
+    _first = (thread, backward, present) if type(backward) is int and backward != NO_BACKWARD else None
+    return present
+
+
 def set_switches(accelerated: bool, wanted: list[Any]) -> None:
     """Set the switches that differ."""
+    global _first
+    _first = None
     for (get, set_), value in zip(SWITCHES[accelerated], wanted, strict=True):
         if value is not _UNREADABLE and _read(get) != value:
             set_(value)

@@ -95,9 +95,9 @@ class ForwardState:
         "_device_index",
         "_device_states",
         "_devices",
-        "_key",
         "_modes",
         "_snapshot",
+        "_switches",
         "memory",
     )
 
@@ -120,11 +120,8 @@ class ForwardState:
         self._devices = devices
         accelerator = self._accelerator = initialized_accelerator()
         self._autocast = _autocast_state(self._autocast_types()) if bindings.any_autocast() else None
-        key = bindings.state_key(accelerator is not None)
-        if key != bindings.known_key:
-            bindings.keep_switches(key, accelerator is not None)
-        self._key = key
-        modes = bindings.modes() if key[-1] or key[-2] else bindings.NO_MODES
+        switches = self._switches = bindings.switches(accelerator is not None)
+        modes = bindings.modes() if switches.has_modes else bindings.NO_MODES
         # None leaves the modes as they are: those of ``context_fn`` are new for each run.
         self._modes = None if _contexts.open else modes
         self._device_index = None if accelerator is None else get_index()
@@ -182,13 +179,13 @@ class ForwardState:
         args: tuple[Any, ...],
         kwargs: dict[str, Any],
         context: AbstractContextManager[Any] | None,
+        backward: Any,
     ) -> None:
-        """Call a function in this state, and restore the caller's state afterwards."""
-        key = bindings.state_key(self._accelerator is not None)
+        """Call a function in this state, and restore the caller's state afterwards. ``backward`` is the present run of it."""
+        switches = self._switches
         if (
-            key != self._key
-            or key[-1]
-            or key[-2]
+            bindings.switches_in(backward, switches.accelerated) is not switches
+            or switches.has_modes
             or context is not None
             or self._changing is not None
             or self._autocast is not None
@@ -233,7 +230,7 @@ class ForwardState:
         **kwargs: Any,
     ) -> None:
         """Call a function with the forward's changing state, modes, switches and autocast, and inside of a context."""
-        accelerated = self._accelerator is not None
+        accelerated, wanted = self._switches.accelerated, self._switches.values
         modes, switches = bindings.modes(), bindings.read_switches(accelerated)
         with ExitStack() as stack:
             if self._changing is not None:
@@ -243,7 +240,6 @@ class ForwardState:
             if self._modes is not None and modes != self._modes:
                 stack.callback(bindings.set_modes, modes)
                 bindings.set_modes(self._modes)
-            wanted = bindings.switches_of[self._key]
             if switches != wanted:
                 stack.callback(bindings.set_switches, accelerated, switches)
                 bindings.set_switches(accelerated, wanted)

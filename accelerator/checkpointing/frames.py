@@ -242,9 +242,9 @@ class Frame:
             bindings.set_grad_enabled(True)
             if self._settings.measures:
                 with Region(self._function, self._settings, self._arguments.devices, recompute=True):
-                    self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
+                    self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context, recomputation.backward)
             else:
-                self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context)
+                self.forward_state.reproduce(self._function, args, kwargs, self._recompute_context, recomputation.backward)
         except _EarlyStop:
             pass
         finally:
@@ -265,12 +265,12 @@ class Recomputation:
 
     __slots__ = (
         "_allows_more",
-        "_backward",
         "_changing",
         "_count",
         "_expected",
         "_mismatches",
         "_stops_early",
+        "backward",
         "frame",
         "thread",
     )
@@ -281,7 +281,7 @@ class Recomputation:
     def __init__(self, frame: Frame, backward: Any) -> None:
         # None when the recomputation has ended: a function may keep the recomputed graph, and with it this hook.
         self.frame: Frame | None = frame
-        self._backward = backward
+        self.backward = backward
         self.thread = threading.get_ident()
         self._count = 0
         self._expected = len(frame.placeholders)
@@ -316,7 +316,7 @@ class Recomputation:
                     self._mismatches.append(f"tensor {index}: {_describe(before)} in forward, {_describe(now)} now")
                 elif frame.digests is not None and (difference := frame.digests.difference(index, tensor)) is not None:
                     self._mismatches.append(f"tensor {index}: {_describe(now)} with {difference}")
-            placeholder.recomputed = (tensor, self._backward, tensor._version)
+            placeholder.recomputed = (tensor, self.backward, tensor._version)
         if self._stops_early and self._count == self._expected:
             raise _EarlyStop
         return tensor

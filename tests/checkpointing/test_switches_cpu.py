@@ -56,6 +56,7 @@ OTHER_SETTERS = {
     ),
     "memory": "default_mobile_cpu_allocator",
     "checks": "check_sparse_tensor_invariants",
+    "libraries that are chosen for a program": "blas_preferred_backend linalg_preferred_backend rocm_fa_preferred_backend",
     "another setter sets the same": "default_tensor_type cublas_allow_tf32 cudnn_allow_tf32 onednn_allow_tf32",
 }
 
@@ -96,9 +97,6 @@ def set_another(name: str, function: Callable[..., None]) -> None:
         "sdp_priority_order": lambda: function(list(reversed(_c._get_sdp_priority_order()))),
         "sm_carveout_experimental": lambda: function(4),
         "qengine": lambda: function(next(e for e in _c._supported_qengines() if e != _c._get_qengine())),
-        "blas_preferred_backend": lambda: function(_c._BlasBackend.Cublaslt),
-        "linalg_preferred_backend": lambda: function(_c._LinalgBackend.Magma),
-        "rocm_fa_preferred_backend": lambda: function(_c._ROCmFABackend.AOTriton),
     }
     if name in special:
         special[name]()
@@ -186,6 +184,35 @@ CONTEXTS: dict[str, Callable[[], Any]] = {
 if hasattr(torch._C, "_get_fp32_precision_getter"):
     CONTEXTS["precision of all"] = lambda: torch.backends.flags(fp32_precision="tf32")
     CONTEXTS["precision of convolutions"] = lambda: attribute(torch.backends.mkldnn.conv, "fp32_precision", "tf32")
+
+
+def test_switches_of_recomputations_in_one_backward() -> None:
+    """One run of backward recomputes with three dtypes in turn, and one inside of another's recomputation."""
+    seen: list[torch.dtype] = []
+
+    def function(h: torch.Tensor, inner: torch.Tensor | None = None) -> torch.Tensor:
+        seen.append(torch.get_default_dtype())
+        # Unpacks a saved tensor of another checkpoint, which is recomputed for it.
+        return h.sin() if inner is None else h.sin() * inner.grad_fn._saved_result.detach().sum()  # type: ignore[union-attr]
+
+    def run(dtype: torch.dtype, *args: Any) -> torch.Tensor:
+        torch.set_default_dtype(dtype)
+        try:
+            return checkpointing.checkpoint(lambda *args: function(*args).exp(), *args)
+        finally:
+            torch.set_default_dtype(torch.float32)
+
+    out = torch.ones(2, requires_grad=True)
+    dtypes = [torch.float32, torch.float64, torch.float32, torch.float16, torch.float64, torch.float32]
+    for each in dtypes:
+        out = run(each, out)
+    other = run(torch.float32, torch.ones(2, requires_grad=True))
+    out = run(torch.float64, out, other)
+    assert seen == [*dtypes, torch.float32, torch.float64, torch.float32]
+    seen.clear()
+    out.sum().backward()
+    assert seen == [torch.float64, torch.float32, *dtypes[::-1]]
+    assert torch.get_default_dtype() is torch.float32
 
 
 @contextlib.contextmanager

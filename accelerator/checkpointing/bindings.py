@@ -206,7 +206,7 @@ def _is_in_key(get: Any) -> bool:
 
 
 def _make_key(accelerated: bool) -> Callable[[], tuple[Any, ...]]:
-    """Return a function that calls the getters of the key, as one expression: each checkpoint calls it, and a loop costs more."""
+    """Return a function that calls the getters of the key, as one expression: a loop costs more."""
     getters = [get for get, _ in SWITCHES[accelerated] if _is_in_key(get)]
     getters += [_function_mode_count, _dispatch_mode_count]
     names: dict[str, Any] = {}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import textwrap
 from typing import Any
 
@@ -227,7 +228,8 @@ def test_unloading_frees_all(unload: str) -> None:
     """
     free, resident, files, mappings = evaluate(program)
     assert (free, files) == (0, 0)
-    assert resident < 4 << 20
+    if "asan" not in os.environ.get("LD_PRELOAD", ""):  # it keeps freed memory for a while
+        assert resident < 4 << 20
     assert mappings < 20
 
 

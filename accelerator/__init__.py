@@ -277,7 +277,7 @@ def __dir__() -> list[str]:
 
 @_triton.register_check
 def _simulation_runs_triton() -> bool:
-    runs: bool = _import("simulation")._environment.triton_runs()
+    runs: bool = _import("simulation._outside.environment").triton_runs()
     return runs
 
 

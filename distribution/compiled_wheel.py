@@ -26,7 +26,7 @@ class CompiledWheel(BuildHookInterface[Any]):
         if not os.environ.get("ACCELERATOR_COMPILED_WHEEL"):
             return
         sys.path.insert(0, self.root)
-        build: Any = importlib.import_module("accelerator.simulation._build")
+        build: Any = importlib.import_module("accelerator.simulation._build.libraries")
         self._folder = tempfile.TemporaryDirectory()
         directory = build.build(Path(self._folder.name))
         target = f"accelerator/simulation/{build.PREBUILT_FOLDER}/{directory.name}"

@@ -14,13 +14,13 @@ from pathlib import Path
 
 from accelerator import simulation
 from accelerator._machine import torch_build
-from accelerator.simulation import _engine_build
+from accelerator.simulation._build import engine
 
 TESTS = Path(__file__).parent
 COMPILE_ENGINE = """
 import torch
-from accelerator.simulation import _engine_build
-_engine_build.ensure_built(_engine_build.describe(torch), None)
+from accelerator.simulation._build import engine
+engine.ensure_built(engine.describe(torch), None)
 """
 
 
@@ -71,7 +71,7 @@ def main(arguments: list[str]) -> int:
 
 def compile_engine_on_a_new_machine() -> None:
     """Start to compile the engine of simulated GPUs while the driver is compiled. All workers wait for it."""
-    if not _engine_build.is_any_built(None):
+    if not engine.is_any_built(None):
         subprocess.Popen([sys.executable, "-c", COMPILE_ENGINE])
 
 

@@ -184,6 +184,6 @@ def _reset_simulated_gpus(request: pytest.FixtureRequest) -> Iterator[None]:
     torch.cuda.set_device(0)
     if "_accelerator_simulation" in sys.modules:
         # Otherwise the next capture would free what the computations of destroyed graphs hold, in the middle of a measurement.
-        sys.modules["_accelerator_simulation._kernels.capture"]._drop_unused()
+        sys.modules["_accelerator_simulation._inside.ops.capture"]._drop_unused()
     torch._C._cuda_clearCublasWorkspaces()
     torch.cuda.empty_cache()

@@ -13,7 +13,7 @@ from tests.support import run, simulated_environment
 
 PACKAGE = Path(accelerator.__file__).parent
 # Their examples need a process in which nothing has initialized the driver. One injects a fault, which would fire later.
-IN_CHILDREN = ("discovery", "identity", "launching", "memory_info", "monitoring", "simulation._faults")
+IN_CHILDREN = ("discovery", "identity", "launching", "memory_info", "monitoring", "simulation._outside.machine_faults")
 
 
 def find_modules() -> list[str]:

@@ -6,8 +6,10 @@ import argparse
 import os
 from pathlib import Path
 
-from ..simulation import _fault_table, _faults, _settings
-from ..simulation._run import report
+from ..simulation import _settings
+from ..simulation._outside import machine_faults
+from ..simulation._outside.processes import report
+from ..simulation._settings import fault_words
 from . import terminal
 
 __all__ = ["main"]
@@ -53,12 +55,12 @@ def main(argv: list[str]) -> int:
         verb, *rest = sorted(options.words, key=lambda word: word not in _VERBS)
         try:
             if verb in _VERBS:
-                gpu, node = _fault_table.parse_gpu(rest)
+                gpu, node = fault_words.parse_gpu(rest)
                 fault = None
                 if verb == "restart" and (node is None or gpu is not None):
                     raise ValueError("restart takes node=N")
             else:
-                fault = _fault_table.parse(",".join(options.words))
+                fault = fault_words.parse(",".join(options.words))
                 gpu, node = fault.gpu, fault.node
         except ValueError as error:
             parser.error(str(error))
@@ -69,17 +71,17 @@ def main(argv: list[str]) -> int:
         if verb == "restart":
             assert node is not None  # checked above
             own = os.environ.get(_settings.variable("state"))
-            _faults.restart(node, Path(own) if own and given is None else given)
+            machine_faults.restart(node, Path(own) if own and given is None else given)
             return 0
         states = _states(given, node, is_for_all=verb == "status")
         for state in states:
             if fault is not None:
-                _faults.add(state, fault)
+                machine_faults.add(state, fault)
             elif verb == "status":
-                text = _faults.describe(state)
+                text = machine_faults.describe(state)
                 terminal.write(f"{state}\n{text}" if len(states) > 1 else text or "no faults\n")
             else:
-                _faults.end(state, gpu, is_reset=verb == "reset")
+                machine_faults.end(state, gpu, is_reset=verb == "reset")
     except RuntimeError as error:
         report(parser.prog, str(error))
         return 1
@@ -96,7 +98,7 @@ def _states(given: Path | None, node: int | None, *, is_for_all: bool) -> list[P
         if not given.exists():
             raise RuntimeError(f"{given}: there is no such file")
         return [given]
-    states = _faults.find_states(os.environ.get(_settings.variable("state")))
+    states = machine_faults.find_states(os.environ.get(_settings.variable("state")))
     if node is not None:
         states = [state for state in states if state.name == f"state-{node}"]
     if not states:

@@ -5,13 +5,13 @@ from __future__ import annotations
 from html import escape
 from typing import TYPE_CHECKING
 
-from ..simulation._rehearsal_record import CATEGORIES
+from ..simulation._settings.rehearsal_record import CATEGORIES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from ..simulation._rehearsal_record import Curve, Rank
+    from ..simulation._settings.rehearsal_record import Curve, Rank
 
 __all__ = ["write"]
 

@@ -13,9 +13,10 @@ import threading
 from pathlib import Path
 from typing import Any
 
-from ..simulation import _known_gpus, _rehearsal_record, _settings, environment
-from ..simulation._run import run
-from ..simulation._state_folder import state_folder
+from ..simulation import _settings, environment
+from ..simulation._outside.processes import run
+from ..simulation._outside.state_folder import state_folder
+from ..simulation._settings import known_gpus, rehearsal_record
 from . import memory_plot, rehearse_report
 from .run_parser import RunParser, report_error, report_unknown_names
 
@@ -67,7 +68,7 @@ def main(argv: list[str]) -> int:
     if options.capability is None:
         report_unknown_names("rehearse", options.name or ())
     entries: list[rehearse_report.Entry] = []
-    found: list[_rehearsal_record.Rank] = []
+    found: list[rehearsal_record.Rank] = []
     status, problem = 0, ""
     with contextlib.ExitStack() as stack:
         try:
@@ -89,7 +90,7 @@ def main(argv: list[str]) -> int:
                 ended = run(parser.prog, command, child)
             status = status or ended
             # Processes that go on find their folder gone, and so write nothing while this one reads it and removes it.
-            of_run = _rehearsal_record.read_ranks(reports.rename(folder / f"read-{rank}"))
+            of_run = rehearsal_record.read_ranks(reports.rename(folder / f"read-{rank}"))
             entries += rehearse_report.entries_of(of_run, ended)
             found += of_run
             problem = problem or _read_problem(folder / f"rehearsed-{rank}")
@@ -109,9 +110,9 @@ def main(argv: list[str]) -> int:
 
 def _write_files(
     options: argparse.Namespace,
-    ranks: list[_rehearsal_record.Rank],
+    ranks: list[rehearsal_record.Rank],
     entries: list[rehearse_report.Entry],
-    values: list[_rehearsal_record.MissingValue],
+    values: list[rehearsal_record.MissingValue],
 ) -> None:
     """Write the files that were asked for."""
     if options.json:
@@ -124,15 +125,15 @@ def _write_files(
 
 
 def _parser() -> RunParser:
-    names = textwrap.fill(_known_gpus.names(), 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
+    names = textwrap.fill(known_gpus.names(), 79, initial_indent="  ", subsequent_indent="  ", break_on_hyphens=False)
     return RunParser("rehearse", _DESCRIPTION, _EPILOG.format(names=names))
 
 
 def _machine(parser: RunParser, options: argparse.Namespace) -> dict[str, Any]:
     """Return the parameters of `environment`, which takes memory and capability from a known name."""
     [name] = options.name or [""]
-    if name and _known_gpus.find(name) is None and options.memory is None:
-        parser.error(f"no GPU named {name!r} is known: give --memory, or one of the names {_known_gpus.names()}")
+    if name and known_gpus.find(name) is None and options.memory is None:
+        parser.error(f"no GPU named {name!r} is known: give --memory, or one of the names {known_gpus.names()}")
     return parser.parameters(options)
 
 
@@ -217,7 +218,7 @@ class _Progress:
         seconds = 0
         while not self._has_ended.wait(_PROGRESS_S):
             seconds += 1
-            ranks = _rehearsal_record.read_ranks(self._reports)
+            ranks = rehearsal_record.read_ranks(self._reports)
             devices = [device for rank in ranks for device in rank.record.devices]
             reserved = max((device.statistics.reserved for device in devices), default=0)
             sys.stderr.write(f"\r\x1b[K{self._label}: {seconds} s, {rehearse_report.format_size(reserved)} reserved so far")

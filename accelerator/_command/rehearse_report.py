@@ -5,13 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from ..simulation._known_gpus import smallest
-from ..simulation._rehearsal_record import CATEGORIES, MissingValue
+from ..simulation._settings.known_gpus import smallest
+from ..simulation._settings.rehearsal_record import CATEGORIES, MissingValue
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from ..simulation._rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
+    from ..simulation._settings.rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
 
 __all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
 

@@ -7,8 +7,9 @@ import sys
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Literal
 
-from ..simulation import _known_gpus, _settings
-from ..simulation._values import Choice, Flag
+from ..simulation import _settings
+from ..simulation._settings import known_gpus
+from ..simulation._settings.values import Choice, Flag
 from . import terminal
 
 if TYPE_CHECKING:
@@ -96,5 +97,5 @@ def report_error(name: str, message: str) -> int:
 def report_unknown_names(name: str, gpus: Iterable[str]) -> None:
     """Print one line for each name of a GPU that sets neither its memory nor its capability."""
     for each in dict.fromkeys(gpus):
-        if _known_gpus.find(each) is None:
+        if known_gpus.find(each) is None:
             report_error(name, f"no GPU named {each!r} is known, so the name sets neither memory nor capability")

@@ -7,10 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-from ..simulation import _build, _engine_build, _faults, environment
-from ..simulation._environment import RACES_SUFFIX
-from ..simulation._run import report, run
-from ..simulation._state_folder import state_folder
+from ..simulation import environment
+from ..simulation._build import engine, libraries
+from ..simulation._outside import machine_faults
+from ..simulation._outside.environment import RACES_SUFFIX
+from ..simulation._outside.processes import report, run
+from ..simulation._outside.state_folder import state_folder
 from .run_parser import RunParser, report_error, report_unknown_names
 
 __all__ = ["main"]
@@ -96,25 +98,25 @@ def _simulate(parser: RunParser, options: argparse.Namespace, command: list[str]
     if options.nodes is None:
         status = run(parser.prog, command, child)
     else:
-        from ..simulation import _cluster  # imported late: most runs have one machine
+        from ..simulation._outside import cluster  # imported late: most runs have one machine
 
-        nodes = _cluster.node_environments(child, options.nodes, folder)
-        status = _cluster.run(parser.prog, command, nodes, goes_on=options.on_node_failure == "continue")
+        nodes = cluster.node_environments(child, options.nodes, folder)
+        status = cluster.run(parser.prog, command, nodes, goes_on=options.on_node_failure == "continue")
     faults = parameters.get("faults", ())
     names = ["state"] if options.nodes is None else [f"state-{node}" for node in range(options.nodes)]
-    for line in _faults.unfired(*(folder / name for name in names), faults=faults):
+    for line in machine_faults.unfired(*(folder / name for name in names), faults=faults):
         report(parser.prog, f"the fault {line}")
     return _RACE if status == 0 and (folder / f"state{RACES_SUFFIX}").exists() else status
 
 
 def _build_into(directory: str) -> int:
     """Compile the libraries, and the engine for the installed torch, for machines without a compiler."""
-    reason = _build.platform_problem()
+    reason = libraries.platform_problem()
     if reason is not None:
         return report_error("simulate", f"cannot simulate GPUs: {reason}")
     root = Path(os.path.abspath(directory))
     try:
-        print(_build.build(root))
+        print(libraries.build(root))
         _build_engine_into(root)
     except (OSError, RuntimeError) as error:
         return report_error("simulate", f"cannot build into {directory}: {error}")
@@ -130,6 +132,6 @@ def _build_engine_into(root: Path) -> None:
     if torch.version.cuda is None:
         return
     try:
-        _engine_build.build(_engine_build.describe(torch), root)
+        engine.build(engine.describe(torch), root)
     except RuntimeError as error:
         print(f"python -m accelerator simulate: built without the engine: {error}", file=sys.stderr)

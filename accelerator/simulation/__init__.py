@@ -13,9 +13,9 @@ one yourself. The system's C compiler builds the libraries at first use. Linux o
 Importing this module compiles nothing and loads nothing.
 """
 
-from ._environment import environment, is_simulated, unavailable_reason
-from ._faults import inject_fault
-from ._found_races import Race, races
+from ._outside.environment import environment, is_simulated, unavailable_reason
+from ._outside.found_races import Race, races
+from ._outside.machine_faults import inject_fault
 
 __all__ = ["Race", "environment", "inject_fault", "is_simulated", "races", "unavailable_reason"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation._torch_versions import release
+from accelerator.simulation._settings.torch_versions import release
 from tests.backend import SWITCHES
 from tests.backend.server import Server
 

@@ -21,7 +21,8 @@ from itertools import accumulate
 from pathlib import Path
 from typing import NamedTuple
 
-from accelerator.simulation import _faults, _settings, inject_fault, is_simulated
+from accelerator.simulation import _settings, inject_fault, is_simulated
+from accelerator.simulation._outside import machine_faults
 from tests.support import plain_environment
 
 from . import gate
@@ -79,7 +80,7 @@ def counts(run: Callable[[], float]) -> tuple[list[float], list[float]]:
     """Return how many results the engine copies, and how many pages are new to the process, in each round of a function."""
     import resource
 
-    engine = sys.modules["_accelerator_simulation._kernels.engine"].engine
+    engine = sys.modules["_accelerator_simulation._inside.ops.engine"].engine
     copies, pages = [], []
     for _ in range(ROUNDS):
         before = engine.count_copies(), resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -275,7 +276,7 @@ def waiting_faults() -> Iterator[Row]:
         (without,) = fastest((seconds,), SLICES)
         inject_fault("hang,gpu=1,after_ops=1000000000")
         (waiting,) = fastest((seconds,), SLICES)
-        _faults.end(state, 1, is_reset=False)
+        machine_faults.end(state, 1, is_reset=False)
         rounds.append(waiting / without)
     yield Row("an op of a GPU whose fault waits, ratio", "", rounds, 1.10)
 

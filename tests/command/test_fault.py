@@ -15,8 +15,9 @@ from typing import Any
 import pytest
 
 from accelerator._command import fault as command
-from accelerator.simulation import _fault_table, _faults
-from accelerator.simulation._state_folder import state_folder
+from accelerator.simulation._outside import machine_faults
+from accelerator.simulation._outside.state_folder import state_folder
+from accelerator.simulation._settings import fault_words
 from tests.command.test_simulate import takes_cuda_build
 from tests.support.simulation import REPOSITORY, evaluate, linux_only, python
 
@@ -126,7 +127,7 @@ def test_status_word_by_word(tmp_path: Path) -> None:
     assert evaluate(program, 3, state=state, faults=faults) == [15, 0, 0]
 
     def described() -> str:
-        return re.sub(r"\d\d:\d\d:\d\d", "T", _faults.describe(state))
+        return re.sub(r"\d\d:\d\d:\d\d", "T", machine_faults.describe(state))
 
     assert described() == expected
     for gpu, is_reset, changes in (
@@ -135,7 +136,7 @@ def test_status_word_by_word(tmp_path: Path) -> None:
         (None, True, AFTER_RESET),
         (None, False, AFTER_CLEAR),
     ):
-        _faults.end(state, gpu, is_reset=is_reset)
+        machine_faults.end(state, gpu, is_reset=is_reset)
         for before, after in changes:
             assert before in expected
             expected = expected.replace(before, after)
@@ -145,10 +146,10 @@ def test_status_word_by_word(tmp_path: Path) -> None:
 def test_a_fault_of_a_node_is_only_that_nodes(tmp_path: Path) -> None:
     state = tmp_path / "state"
     assert evaluate(COUNT, 2, state=state, faults=["hang,node=1"]) == 0  # a machine alone is node 0
-    assert _faults.describe(state) == ""
-    _faults.add(state, _fault_table.parse("hang"))
-    _faults.add(state, _fault_table.parse("flip=3,node=1"))
-    assert _faults.describe(state) == "hang: waits\nflip=3,node=1: waits, after 0 ops\n"
+    assert machine_faults.describe(state) == ""
+    machine_faults.add(state, fault_words.parse("hang"))
+    machine_faults.add(state, fault_words.parse("flip=3,node=1"))
+    assert machine_faults.describe(state) == "hang: waits\nflip=3,node=1: waits, after 0 ops\n"
 
 
 @pytest.fixture
@@ -197,9 +198,11 @@ def test_words_reach_the_machine_that_they_name(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch, words: str, expected: list[Any]
 ) -> None:
     states, calls = names(folders), []
-    monkeypatch.setattr(_faults, "add", lambda state, fault: calls.append(("add", states.index(str(state)), fault.words)))
     monkeypatch.setattr(
-        _faults, "end", lambda state, gpu, *, is_reset: calls.append(("end", states.index(str(state)), gpu, is_reset))
+        machine_faults, "add", lambda state, fault: calls.append(("add", states.index(str(state)), fault.words))
+    )
+    monkeypatch.setattr(
+        machine_faults, "end", lambda state, gpu, *, is_reset: calls.append(("end", states.index(str(state)), gpu, is_reset))
     )
     assert command.main(words.format(*states).split()) == 0
     assert calls == expected
@@ -212,7 +215,7 @@ def test_status_names_the_machine_if_there_are_several(
     folders: list[Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     states = names(folders)
-    monkeypatch.setattr(_faults, "describe", lambda state: "" if state.name == "state-1" else f"of {state.name}\n")
+    monkeypatch.setattr(machine_faults, "describe", lambda state: "" if state.name == "state-1" else f"of {state.name}\n")
     assert command.main(["status"]) == 0
     texts = ["of state-0\n", "", "of state-2\n", "of state-10\n", "of state-0\n", "of state\n"]
     assert capsys.readouterr().out == "".join(f"{state}\n{text}" for state, text in zip(states, texts, strict=True))

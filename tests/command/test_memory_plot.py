@@ -8,7 +8,7 @@ from xml.etree import ElementTree
 import pytest
 
 from accelerator._command import memory_plot
-from accelerator.simulation._rehearsal_record import CATEGORIES, Curve, DeviceRecord, ProcessRecord, Rank, Statistics
+from accelerator.simulation._settings.rehearsal_record import CATEGORIES, Curve, DeviceRecord, ProcessRecord, Rank, Statistics
 
 pytestmark = pytest.mark.torch_free
 

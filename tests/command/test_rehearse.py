@@ -21,8 +21,8 @@ import pytest
 
 from accelerator._command import rehearse as _rehearse
 from accelerator._command import rehearse_report
-from accelerator.simulation import _known_gpus, _rehearsal_record
-from accelerator.simulation._rehearsal_record import (
+from accelerator.simulation._settings import known_gpus, rehearsal_record
+from accelerator.simulation._settings.rehearsal_record import (
     CATEGORIES,
     Curve,
     DeviceRecord,
@@ -166,7 +166,7 @@ def test_a_program_that_does_not_fit_goes_on_and_its_peak_is_explained(
     [entry] = entries
     peak, gib = entry["peak"], 2.0**30
     assert (entry["fits"], entry["exit_status"]) == (False, 0)
-    assert entry["smallest_gpu"] == _known_gpus.smallest(entry["peak_reserved"])
+    assert entry["smallest_gpu"] == known_gpus.smallest(entry["peak_reserved"])
     assert entry["peak_allocated"] * 0.97 < peak["allocated"] <= entry["peak_allocated"] <= entry["peak_reserved"]
     held = {name: size / gib for name, size in peak["held"].items()}
     workspaces = pytest.approx(0.05, abs=0.05)  # of cuBLAS, on two streams
@@ -425,7 +425,7 @@ def test_workers_of_an_ended_rehearsal_print_no_errors(tmp_path: Path, number: s
 # A program that begins with this keeps what the plot is drawn from.
 KEEP_CURVE = """
         import glob, shutil, torch
-        from _accelerator_simulation._rehearsal import history
+        from _accelerator_simulation._inside.rehearsal import history
         end = history.end
         def end_and_keep(folder):
             end(folder)
@@ -650,9 +650,9 @@ def record(rank: int | None = 0, started: float = 0.0, reserved: int = GIB, ooms
 def write(folder: Path, pid: int, written: ProcessRecord, status: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Write the record of a process, and its exit status if it is known."""
     monkeypatch.setattr(os, "getpid", lambda: pid)
-    _rehearsal_record.write_record(str(folder), written)
+    rehearsal_record.write_record(str(folder), written)
     if status is not None:
-        Path(_rehearsal_record.status_file(str(folder))).write_text(status, encoding="ascii")
+        Path(rehearsal_record.status_file(str(folder))).write_text(status, encoding="ascii")
 
 
 def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -661,31 +661,31 @@ def test_records_are_read_as_they_were_written(tmp_path: Path, monkeypatch: pyte
     devices = [DeviceRecord(0, Statistics(1, 2, 3, 4), GIB, failure, peak), DeviceRecord(2, Statistics(), 7, None)]
     written = record(3)._replace(devices=devices, values=[MissingValue("aten::nonzero", "a.py:8 in f", 2)])
     write(tmp_path, 1, written, None, monkeypatch)
-    assert _rehearsal_record.read_ranks(tmp_path) == [Rank(3, written, None, [], None)]
+    assert rehearsal_record.read_ranks(tmp_path) == [Rank(3, written, None, [], None)]
     write(tmp_path, 1, written, "", monkeypatch)  # the process is writing its status
     for device in (1, 0):
-        _rehearsal_record.write_curve(str(tmp_path), Curve(device, [[1, 2], [3, 4]]))
+        rehearsal_record.write_curve(str(tmp_path), Curve(device, [[1, 2], [3, 4]]))
     curves = [Curve(device, [[1, 2], [3, 4]]) for device in (0, 1)]
-    assert _rehearsal_record.read_ranks(tmp_path) == [Rank(3, written, None, curves, None)]
-    snapshot = Path(_rehearsal_record.snapshot_file(str(tmp_path)))
+    assert rehearsal_record.read_ranks(tmp_path) == [Rank(3, written, None, curves, None)]
+    snapshot = Path(rehearsal_record.snapshot_file(str(tmp_path)))
     snapshot.touch()
     write(tmp_path, 1, written._replace(rank=None), "7", monkeypatch)
-    assert _rehearsal_record.read_ranks(tmp_path) == [Rank(0, written._replace(rank=None), 7, curves, snapshot)]
+    assert rehearsal_record.read_ranks(tmp_path) == [Rank(0, written._replace(rank=None), 7, curves, snapshot)]
 
 
 def test_curve_that_a_process_could_not_write_is_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_: Any, file: Any) -> None:
         file.write('{"device": 0')
         file.flush()
-        read.append(_rehearsal_record.read_ranks(tmp_path))
+        read.append(rehearsal_record.read_ranks(tmp_path))
         raise OSError(errno.ENOSPC, "No space left on device")
 
     write(tmp_path, 1, record(), None, monkeypatch)
     read: list[list[Rank]] = []
     monkeypatch.setattr(json, "dump", fail)
     with pytest.raises(OSError, match="No space"):
-        _rehearsal_record.write_curve(str(tmp_path), Curve(0, [[1, 2]]))
-    read.append(_rehearsal_record.read_ranks(tmp_path))
+        rehearsal_record.write_curve(str(tmp_path), Curve(0, [[1, 2]]))
+    read.append(rehearsal_record.read_ranks(tmp_path))
     assert read == [[Rank(0, record(), None, [], None)]] * 2
 
 
@@ -709,7 +709,7 @@ def test_which_processes_are_ranks(
 ) -> None:
     for pid, written in enumerate(records, 1):
         write(tmp_path, pid, written, str(pid), monkeypatch)
-    entries = rehearse_report.entries_of(_rehearsal_record.read_ranks(tmp_path), 9)
+    entries = rehearse_report.entries_of(rehearsal_record.read_ranks(tmp_path), 9)
     assert [(entry.rank, entry.peak_reserved, entry.exit_status) for entry in entries] == expected
 
 

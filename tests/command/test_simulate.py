@@ -180,8 +180,8 @@ def test_build_prints_an_absolute_path(
     from accelerator._command import simulate as command
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(command._build, "platform_problem", lambda: None)
-    monkeypatch.setattr(command._build, "build", lambda root: root / "libraries")
+    monkeypatch.setattr(command.libraries, "platform_problem", lambda: None)
+    monkeypatch.setattr(command.libraries, "build", lambda root: root / "libraries")
     monkeypatch.setattr(command, "_build_engine_into", lambda root: print(root))
     assert command.main(["--build", folder.format(tmp_path)]) == 0
     root = tmp_path / folder.rpartition("/")[2]
@@ -218,10 +218,10 @@ def test_build_has_the_engine_if_it_can(
         print("engine")
 
     monkeypatch.setitem(sys.modules, "torch", SimpleNamespace(version=SimpleNamespace(cuda=cuda)))  # type: ignore[arg-type]
-    monkeypatch.setattr(command._build, "platform_problem", lambda: None)
-    monkeypatch.setattr(command._build, "build", lambda root: "libraries")
-    monkeypatch.setattr(command._engine_build, "describe", lambda torch: torch)
-    monkeypatch.setattr(command._engine_build, "build", build_engine)
+    monkeypatch.setattr(command.libraries, "platform_problem", lambda: None)
+    monkeypatch.setattr(command.libraries, "build", lambda root: "libraries")
+    monkeypatch.setattr(command.engine, "describe", lambda torch: torch)
+    monkeypatch.setattr(command.engine, "build", build_engine)
     assert command.main(["--build", "/there"]) == 0
     assert capsys.readouterr() == (printed, error)
 

@@ -107,12 +107,12 @@ def test_zipped_package(layer: str, tmp_path: Path) -> None:
 @on_simulated_gpus
 def test_compiled_package_needs_no_compiler_and_no_home(tmp_path: Path) -> None:
     """As in a container: a wheel that contains the libraries, no compiler, no home, a package that nothing is written to."""
-    from accelerator.simulation import _build
+    from accelerator.simulation._build import libraries
 
-    package, built = tmp_path / "site/accelerator", _build.ensure_built()
+    package, built = tmp_path / "site/accelerator", libraries.ensure_built()
     shutil.copytree(PACKAGE, package, ignore=shutil.ignore_patterns("__pycache__"))
-    for path in _build.COMPILED:
-        target = package / "simulation" / _build.PREBUILT_FOLDER / built.name / path
+    for path in libraries.COMPILED:
+        target = package / "simulation" / libraries.PREBUILT_FOLDER / built.name / path
         target.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(built / path, target)  # without the mode of a program, which an archive may lose
     (tmp_path / "temporary").mkdir()
@@ -166,7 +166,7 @@ def test_static_analysis_finds_every_module(tmp_path: Path) -> None:
     own = {
         name for name in shipped if name.startswith("accelerator._command") or name.endswith((".__main__", ".pytest_plugin"))
     }
-    own |= {"accelerator.simulation._run"}
+    own |= {"accelerator.simulation._outside.processes"}
     assert {name for name in shipped - actual - own if not name.startswith("accelerator.simulation._")} == set()
 
 

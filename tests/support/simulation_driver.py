@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation._torch_versions import compiles_for_cpu, release
+from accelerator.simulation._settings.torch_versions import compiles_for_cpu, release
 from tests.support import run, simulated_environment
 
 if TYPE_CHECKING:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from .. import _settings
-from .._environment import is_simulated
+from .._outside.environment import is_simulated
 
 # They differ between two runs on the same machine.
 _STATE, _RUN = _settings.variable("state"), _settings.variable("run")

@@ -24,9 +24,9 @@ from typing import Any
 import pytest
 
 from .. import _settings
-from .._environment import environment, unavailable_reason
-from .._guard import guarded
-from .._state_folder import state_folder
+from .._outside.environment import environment, unavailable_reason
+from .._outside.guard import guarded
+from .._outside.state_folder import state_folder
 from . import debugging, python
 from .channel import Channel, Order, Outcome
 from .keys import IN_PLACE, WRONG_MARK

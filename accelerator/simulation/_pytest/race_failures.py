@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from .. import _found_races, _settings
+from .. import _settings
+from .._outside import found_races
 
 # The native libraries read it, also in the processes that a test starts.
 _TEST = _settings.variable("race_test")
@@ -28,7 +29,7 @@ def of_body(item: pytest.Item) -> Generator[Callable[[], str | None], None, None
         A function that returns why the test must fail because of races, or None.
     """
     _synchronize()
-    _found_races.begin_test()
+    found_races.begin_test()
     file, test, before = _settings.read("race_file"), f"{os.getpid()}-{time.monotonic_ns()}", os.environ.get(_TEST)
     os.environ[_TEST] = test
     try:
@@ -42,7 +43,7 @@ def of_body(item: pytest.Item) -> Generator[Callable[[], str | None], None, None
 def _problem(item: pytest.Item, file: str | None, test: str) -> str | None:
     # The next test must not race with what this one left on the streams.
     _synchronize()
-    messages = [race.message for race in _found_races.races_of_test() if not race.is_possible]
+    messages = [race.message for race in found_races.races_of_test() if not race.is_possible]
     messages += [message for message in _reports(file, test) if message not in messages]
     for mark in item.iter_markers("allow_races"):
         if mark.kwargs.keys() - {"reason"} or len(mark.args) + len(mark.kwargs) != 1:

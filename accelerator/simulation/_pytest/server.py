@@ -21,7 +21,8 @@ import pytest
 from _pytest.terminal import TerminalReporter
 
 from ... import discovery
-from .. import _faults, _settings
+from .. import _settings
+from .._outside import machine_faults
 from .channel import Channel, Order, Outcome
 from .keys import SERVER_NAME
 
@@ -241,7 +242,7 @@ class _Server:
     def pytest_runtest_teardown(self, item: pytest.Item) -> None:
         """Warn of faults that a test's machine has and that never fired."""
         if self._order.has_faults:
-            for line in _faults.unfired(Path(os.environ[_STATE])):
+            for line in machine_faults.unfired(Path(os.environ[_STATE])):
                 item.warn(pytest.PytestWarning(f"the fault {line}"))
 
     def _record(self, record_type: str, value: object) -> None:

@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
-from .. import _run
-from .._environment import environment
-from .._state_folder import state_folder
+from .._outside import processes
+from .._outside.environment import environment
+from .._outside.state_folder import state_folder
 from . import python
 
 
@@ -27,7 +27,7 @@ class SimulatedSession:
         command = python.command("pytest", "main", "--on-simulated-gpus", *self._arguments)
         try:
             with state_folder() as folder:
-                return _run.run("pytest", command, environment(**self._machine, state=folder / "state"))
+                return processes.run("pytest", command, environment(**self._machine, state=folder / "state"))
         except ValueError as error:
             raise pytest.UsageError(str(error)) from None
         except RuntimeError as error:

@@ -15,8 +15,8 @@ from typing import IO, Any
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation import _cluster
-from accelerator.simulation._node_output import NodeOutput
+from accelerator.simulation._outside import cluster
+from accelerator.simulation._outside.node_output import NodeOutput
 from tests import support
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only, python
 from tests.support.simulation_driver import needs_cuda_torch
@@ -61,7 +61,7 @@ def test_a_child_may_have_any_name() -> None:
     command = [sys.executable, "-c", program]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as child:
         read_until(child.stdout, {"named"})
-        assert child.pid in _cluster._children()
+        assert child.pid in cluster._children()
 
 
 def without_compilation(errors: str) -> str:
@@ -418,13 +418,13 @@ while True:
     def test_a_node_that_goes_on_after_a_signal_gets_stronger_ones(self) -> None:
         program = """
 import signal
-from accelerator.simulation import _cluster
-_cluster._GRACE_S, send = 0.1, _cluster._send
+from accelerator.simulation._outside import cluster
+cluster._GRACE_S, send = 0.1, cluster._send
 def tell(number, pids):
     if isinstance(pids, dict):  # the nodes, not what they leave behind
         print(signal.Signals(number).name, flush=True)
     send(number, pids)
-_cluster._send = tell
+cluster._send = tell
 """
         script = """
             trap '' TERM

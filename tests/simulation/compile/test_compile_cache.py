@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.simulation import _build_cache
+from accelerator.simulation._build import cache
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only
 from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
@@ -39,7 +39,7 @@ def test_second_process_uses_the_compile_cache(tmp_path: Path) -> None:
             "TORCHINDUCTOR_COMPILE_THREADS": "1",
             "TRITON_CACHE_DIR": str(folders["cache"] / "triton"),
             # The engine of this machine, which may not be in the new HOME.
-            "XDG_CACHE_HOME": str(_build_cache.cache_roots()[0]),
+            "XDG_CACHE_HOME": str(cache.cache_roots()[0]),
         }
     )
 

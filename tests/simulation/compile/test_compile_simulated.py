@@ -174,7 +174,7 @@ def _random_calls() -> list[Any]:
 
 @pytest.mark.parametrize(("op", "args", "kwargs", "on_device"), _random_calls())
 def test_ops_that_draw_run_on_the_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> None:
-    runs_on_device = sys.modules["_accelerator_simulation._compile.device_ops"].runs_on_device
+    runs_on_device = sys.modules["_accelerator_simulation._inside.compiled.device_ops"].runs_on_device
     assert runs_on_device(op, (torch.ones(1, 1, 2, 8, device=CUDA), *args), kwargs) == on_device
 
 
@@ -465,7 +465,7 @@ CHANGED_HOOK = """
 import sys
 import torch
 import accelerator as acc
-sys.modules["_accelerator_simulation._compile.inductor"]._PARAMETERS = ["graph"]
+sys.modules["_accelerator_simulation._inside.compiled.inductor"]._PARAMETERS = ["graph"]
 x = torch.ones(4, device="cuda")
 function = lambda x: (x.sin() * 2).sum()
 try:

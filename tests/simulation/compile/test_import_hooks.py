@@ -20,7 +20,7 @@ import torch
 def fail(*_):
     raise AttributeError("no add_stages")
 
-sys.modules["_accelerator_simulation._compile." + sys.argv[1]].__dict__[sys.argv[2]] = fail
+sys.modules["_accelerator_simulation._inside.compiled." + sys.argv[1]].__dict__[sys.argv[2]] = fail
 """
 USE = """
 import torch, triton
@@ -55,7 +55,7 @@ def test_failing_hook_of_dynamo_refuses_compiled_graphs_only() -> None:
     program = """
         x = torch.ones(4, device="cuda")
         torch.optim.SGD([x.requires_grad_()], lr=0.1)
-        sys.modules["_accelerator_simulation._compile.refusal"].refuse_graphs(torch, "not simulated with this torch")
+        sys.modules["_accelerator_simulation._inside.compiled.refusal"].refuse_graphs(torch, "not simulated with this torch")
         assert torch.compile(lambda x: x + 1)(torch.ones(2)).tolist() == [2, 2]
         try:
             torch.compile(lambda x: x + 1)(x)
@@ -71,7 +71,7 @@ def test_missing_bindings_are_all_named() -> None:
         import importlib, sys
         del torch._C._get_schema, torch._C._CUDAGraph
         try:
-            importlib.reload(sys.modules["_accelerator_simulation._kernels.bindings"])
+            importlib.reload(sys.modules["_accelerator_simulation._inside.ops.bindings"])
         except RuntimeError as error:
             print(error)
     """
@@ -87,7 +87,7 @@ def test_hook_runs_after_a_search_and_a_failed_import(tmp_path: Path) -> None:
     program = """
         import torch
         import importlib.util, os, sys
-        after_import = sys.modules["_accelerator_simulation._compile.import_hook"].after_import
+        after_import = sys.modules["_accelerator_simulation._inside.import_hook"].after_import
         sys.path.insert(0, sys.argv[1])
         hooked = []
         for name in ("searched", "failing"):

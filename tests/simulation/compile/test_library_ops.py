@@ -204,7 +204,7 @@ REHEARSED = """
 import resource, sys, torch
 torch.ops.load_library(sys.argv[1])
 ops = torch.ops.acc_test
-known_values = sys.modules["_accelerator_simulation._kernels.known_values"]
+known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
 x = torch.arange(4.0, device="cuda")[1:]
 assert ops.add(x, 10).tolist() == [11, 12, 13]  # small arguments compute
 assert ops.scale_(x, 2) is x and x.tolist() == [2, 4, 6] and ops.choose(x).tolist() == [2]

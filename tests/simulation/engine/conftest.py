@@ -27,7 +27,7 @@ def by_engine() -> Call:
         in_python: set[str] = set()
 
         def note(frame: FrameType, event: str, argument: object) -> None:
-            if event == "call" and "_kernels" in frame.f_code.co_filename:
+            if event == "call" and "simulation/_inside/ops" in frame.f_code.co_filename:
                 in_python.add(frame.f_code.co_qualname if sys.version_info >= (3, 11) else frame.f_code.co_name)
 
         before = sys.getprofile()

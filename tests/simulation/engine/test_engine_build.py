@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from accelerator.simulation import _build_cache, _engine_build
+from accelerator.simulation._build import cache, engine
 from tests.support import simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -70,14 +70,14 @@ def test_compiler_that_fails_for_a_while(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     for name, value in (("XDG_CACHE_HOME", tmp_path), ("CXX", compiler)):
         monkeypatch.setenv(name, str(value))
-    torch = _engine_build.Torch(str(tmp_path), "2.0", has_new_abi=True)
+    torch = engine.Torch(str(tmp_path), "2.0", has_new_abi=True)
 
     def build() -> tuple[bool, str]:
-        return _engine_build.ensure_built(torch, None) is not None, capsys.readouterr().err
+        return engine.ensure_built(torch, None) is not None, capsys.readouterr().err
 
     def wait() -> None:
         (failure,) = tmp_path.rglob("engine-*-failed-*")
-        past = time.time() - _engine_build._RETRY_AFTER_S - 60
+        past = time.time() - engine._RETRY_AFTER_S - 60
         os.utime(failure, (past, past))
 
     for _ in range(2):
@@ -101,9 +101,9 @@ def test_announcement_that_a_full_disk_cuts_is_made_again(
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     with monkeypatch.context() as patch:
         patch.setattr(Path, "write_text", fail)
-        _build_cache.announce_once("accelerator/told", "told")
+        cache.announce_once("accelerator/told", "told")
     for expected in ("accelerator: told\n" * 2, ""):
-        _build_cache.announce_once("accelerator/told", "told")
+        cache.announce_once("accelerator/told", "told")
         assert capsys.readouterr().err == expected
 
 

@@ -23,7 +23,7 @@ from tests.support import run, simulated_environment
 
 aten = torch.ops.aten
 # Missing on a GPU that is not simulated, where this module is collected too.
-engine: Any = getattr(sys.modules.get("_accelerator_simulation._kernels.engine"), "engine", None)
+engine: Any = getattr(sys.modules.get("_accelerator_simulation._inside.ops.engine"), "engine", None)
 count_copies: Callable[[], int] = engine.count_copies if engine is not None else lambda: 0
 
 Call = Callable[..., Any]

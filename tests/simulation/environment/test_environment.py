@@ -16,8 +16,9 @@ from typing import Any
 import pytest
 
 import accelerator.simulation
-from accelerator.simulation import _build, _settings
-from accelerator.simulation._build_cache import is_intact
+from accelerator.simulation import _settings
+from accelerator.simulation._build import libraries
+from accelerator.simulation._build.cache import is_intact
 from tests.support import environment, sample
 from tests.support.simulation import DEADLINE, FAKE_BUILD, REPOSITORY, linux_only, make_compiler, plain, python
 from tests.support.simulation_driver import needs_cuda_torch
@@ -25,7 +26,7 @@ from tests.support.simulation_driver import needs_cuda_torch
 pytestmark = [linux_only, pytest.mark.torch_free]
 
 PRINT_IS_SIMULATED = "from accelerator.simulation import is_simulated; print(is_simulated())"
-BUILD = "from accelerator.simulation import _build; print(_build.ensure_built())"
+BUILD = "from accelerator.simulation._build import libraries; print(libraries.ensure_built())"
 
 
 def variable(name: str, *arguments: Any, **machine: Any) -> str | None:
@@ -78,7 +79,7 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_FILL": "zero",
         "ACCELERATOR_SIM_KERNELS": "run",
         "ACCELERATOR_SIM_PYTHON": sys.executable,
-        "ACCELERATOR_SIM_KERNEL_CACHE": str(_build.kernel_cache()),
+        "ACCELERATOR_SIM_KERNEL_CACHE": str(libraries.kernel_cache()),
         "ACCELERATOR_SIM_TRITON": "1",
         "ACCELERATOR_SIM_COMPILE": "cpp",
     }
@@ -86,9 +87,9 @@ def test_default_machine() -> None:
 
 def test_processors_with_other_instructions_share_no_kernels(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    found = {_build.kernel_cache()}
-    monkeypatch.setattr(_build, "processor_flags", lambda: ["-mfma"])
-    found.add(_build.kernel_cache())
+    found = {libraries.kernel_cache()}
+    monkeypatch.setattr(libraries, "processor_flags", lambda: ["-mfma"])
+    found.add(libraries.kernel_cache())
     assert len(found) == 2
     assert all(path is not None and path.is_relative_to(tmp_path) and path.is_dir() for path in found)
 
@@ -395,12 +396,12 @@ def test_second_build_compiles_nothing(tmp_path: Path) -> None:
     env = {**plain(), "XDG_CACHE_HOME": str(tmp_path / "cache"), "CC": str(make_compiler(tmp_path, FAKE_BUILD))}
     first = python(BUILD, env=env)
     assert first.returncode == 0, first.stderr
-    assert compilations(tmp_path) == len(_build._LIBRARIES)
+    assert compilations(tmp_path) == len(libraries._LIBRARIES)
     root = Path(first.stdout.strip())
     assert root.parent == tmp_path / "cache/accelerator"
     second = python(BUILD, env=env)
     assert second.stdout == first.stdout
-    assert compilations(tmp_path) == len(_build._LIBRARIES)
+    assert compilations(tmp_path) == len(libraries._LIBRARIES)
     # A program that cleans caches may delete single files.
     (root / "driver/libcuda.so.1").unlink()
     assert python(BUILD, env=env).stdout == first.stdout
@@ -422,14 +423,14 @@ def test_existing_build_needs_no_compiler(tmp_path: Path) -> None:
 
 
 def test_an_existing_build_is_read_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    _build.ensure_built()
+    libraries.ensure_built()
     looks: list[Path] = []
 
     def look(build: Any, directory: Path) -> bool:
         looks.append(directory)
         return is_intact(build, directory)
 
-    monkeypatch.setattr(_build, "is_intact", look)
+    monkeypatch.setattr(libraries, "is_intact", look)
     accelerator.simulation.environment(gpus=1)
     assert len(looks) == 1
 
@@ -558,7 +559,7 @@ def test_concurrent_builds_compile_once(tmp_path: Path) -> None:
     done = [job.result() for job in jobs]
     assert [process.returncode for process in done] == [0] * 4, done[0].stderr
     assert len({process.stdout for process in done}) == 1
-    assert compilations(tmp_path) == len(_build._LIBRARIES)
+    assert compilations(tmp_path) == len(libraries._LIBRARIES)
     names = {entry.name for entry in (tmp_path / "cache/accelerator").iterdir()}
     assert names == {Path(done[0].stdout.strip()).name, ".simulation.lock"}
 

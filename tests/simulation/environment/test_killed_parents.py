@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 
 import pytest
 
-from accelerator.simulation._state_folder import state_folder
+from accelerator.simulation._outside.state_folder import state_folder
 from tests.simulation.pytest_plugin.test_pytest_plugin import hide_torch
 from tests.support import plain_environment
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only

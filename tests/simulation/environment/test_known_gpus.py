@@ -11,7 +11,8 @@ from typing import Any
 
 import pytest
 
-from accelerator.simulation import _known_gpus, environment
+from accelerator.simulation import environment
+from accelerator.simulation._settings import known_gpus
 from tests.support import run, simulated_environment
 from tests.support.simulation import DEADLINE, GIB, MIB, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
@@ -85,20 +86,20 @@ def test_explicit_values_are_kept() -> None:
 
 
 def test_names() -> None:
-    assert _known_gpus.find("a100") == _known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
-    assert _known_gpus.find("NVIDIA H100") == _known_gpus.find("H100") is not None
-    assert _known_gpus.find("RTX 4090") == _known_gpus.find("rtx4090") == _known_gpus.find("GeForce RTX 4090") is not None
-    assert _known_gpus.find("Simulated GPU") is None
+    assert known_gpus.find("a100") == known_gpus.find("NVIDIA A100-SXM4-80GB") is not None
+    assert known_gpus.find("NVIDIA H100") == known_gpus.find("H100") is not None
+    assert known_gpus.find("RTX 4090") == known_gpus.find("rtx4090") == known_gpus.find("GeForce RTX 4090") is not None
+    assert known_gpus.find("Simulated GPU") is None
 
 
 def test_table() -> None:
     """Published totals, and what no GPU of the table can lack."""
     gib = {"T4": 14.75, "A10": 21.98, "RTX5090": 31.37, "H100": 79.19, "B200": 178.35, "RTXPRO6000": 94.97}
     for name, total in gib.items():
-        gpu = _known_gpus.find(name)
+        gpu = known_gpus.find(name)
         assert gpu is not None
         assert round(gpu.memory / GIB, 2) == total
-    gpus = [_known_gpus.find(name) for name in _known_gpus.names().split(", ")]
+    gpus = [known_gpus.find(name) for name in known_gpus.names().split(", ")]
     assert len({gpu.name for gpu in gpus if gpu}) == len(gpus)
     for gpu in gpus:
         assert gpu is not None
@@ -143,8 +144,8 @@ def test_rehearse_reports_an_unknown_name() -> None:
 
 def test_the_smallest_gpu_has_the_memory_for_programs() -> None:
     """nvidia-smi's total, which includes the driver's reserve, does not count."""
-    for gpu in filter(None, map(_known_gpus.find, _known_gpus.names().split(", "))):
-        found = _known_gpus.find(_known_gpus.smallest((gpu.memory + gpu.nvml_memory) // 2 + 1) or "")
+    for gpu in filter(None, map(known_gpus.find, known_gpus.names().split(", "))):
+        found = known_gpus.find(known_gpus.smallest((gpu.memory + gpu.nvml_memory) // 2 + 1) or "")
         assert found is None or found.memory > gpu.memory
 
 
@@ -179,6 +180,6 @@ def test_speeds_of_known_names() -> None:
     assert speeds(gpus=2, name=["T4", "Mine"]) == "8100,0"
     assert speeds(gpus=2) == "0"
     assert speeds(gpus=2, name=["T4", "H100"], speed=[3, 1]) == "3,1"
-    known = [gpu for name in _known_gpus.names().split(", ") if (gpu := _known_gpus.find(name))]
+    known = [gpu for name in known_gpus.names().split(", ") if (gpu := known_gpus.find(name))]
     assert len(known) > 20
     assert all(5_000 < gpu.speed < 200_000 for gpu in known)

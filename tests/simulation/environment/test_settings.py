@@ -14,10 +14,11 @@ import pytest
 
 import accelerator.simulation
 from accelerator._command.run_parser import RunParser
-from accelerator.simulation import _build, _settings, _settings_header
-from accelerator.simulation._boundary import read_with_included
+from accelerator.simulation import _settings
+from accelerator.simulation._build import libraries, settings_header
+from accelerator.simulation._build.boundary import read_with_included
 from accelerator.simulation._settings import PARAMETERS, SETTINGS, Setting
-from accelerator.simulation._values import Choice, Flag
+from accelerator.simulation._settings.values import Choice, Flag
 from tests.support import environment
 from tests.support.simulation import evaluate, linux_only, run
 
@@ -25,8 +26,6 @@ pytestmark = [linux_only, pytest.mark.torch_free]
 
 PACKAGE = Path(accelerator.__file__).parent
 NATIVE = PACKAGE / "simulation/native"
-# These packages are loaded with torch in simulated processes.
-KERNELS = ("_kernels", "_compile", "_rehearsal", "_plugin")
 
 
 def test_signature_of_environment_is_the_tables() -> None:
@@ -105,7 +104,7 @@ def test_help_names_the_default() -> None:
 
 
 def test_header_has_each_variable_that_a_library_reads() -> None:
-    text = _settings_header.header().decode()
+    text = settings_header.header().decode()
     assert f'#define SETTING_NAMES "{_settings.PREFIX}NAMES"\n#define SETTING_NAMES_DEFAULT "Simulated GPU"\n' in text
     assert '#define SETTING_MEMORY_DEFAULT "8589934592"\n' in text
     assert f"    SIM_MAX_GPUS = {_settings.LIMITS['GPUS']},\n" in text
@@ -125,17 +124,17 @@ def test_libraries_assume_the_defaults_of_environment() -> None:
     assert run("import textwrap\nn.nvmlInit()\n" + inspect.cleandoc(program), unset) == evaluate(program)
 
 
-def native_sources(library: _build._Library) -> Iterable[bytes]:
+def native_sources(library: libraries._Library) -> Iterable[bytes]:
     """Return the sources of a library and what they include."""
     files = (file for folder in library.folders for file in (NATIVE / folder).glob("*.c"))
     names = [file.relative_to(NATIVE).as_posix() for file in files]
-    return read_with_included(_build._sources().__getitem__, *names).values()
+    return read_with_included(libraries._sources().__getitem__, *names).values()
 
 
 def read_by_libraries() -> dict[str, set[str]]:
     """Return the libraries that read each variable."""
     readers: dict[str, set[str]] = {}
-    for library in _build._LIBRARIES:
+    for library in libraries._LIBRARIES:
         for source in native_sources(library):
             text = re.sub(r"/\*.*?\*/", "", source.decode(), flags=re.DOTALL)
             for name in re.findall(r"(?:getenv\(SETTING_|\bREAD\()([A-Z_]+)\)", text):
@@ -167,7 +166,7 @@ def test_variables_are_named_in_the_table_alone() -> None:
     names = [
         f"{path}:{node.lineno}"
         for path, tree in modules()
-        if path.name != "_settings.py"
+        if path.name != "options.py"
         for node in set(ast.walk(tree)) - docstrings(tree)
         if isinstance(node, ast.Constant) and isinstance(node.value, str) and _settings.PREFIX in node.value
     ]
@@ -180,7 +179,7 @@ def test_variables_are_named_in_the_table_alone() -> None:
 def test_readers_in_python_are_named() -> None:
     found: dict[str, set[str]] = {}
     for path, tree in modules():
-        reader = "kernels" if path.parts[1:2] and path.parts[1] in KERNELS else "python"
+        reader = "kernels" if path.parts[1:2] == ("_inside",) else "python"
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")

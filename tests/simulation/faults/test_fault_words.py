@@ -11,15 +11,15 @@ from typing import Any
 
 import pytest
 
-from accelerator.simulation import _fault_table
-from accelerator.simulation._fault_table import XIDS, Xid, encode, parse
+from accelerator.simulation._settings import fault_words
+from accelerator.simulation._settings.fault_words import XIDS, Xid, encode, parse
 from tests.command.test_simulate import simulate, takes_cuda_build
 from tests.support import environment
 from tests.support.simulation import linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free]
 
-NATIVE = Path(_fault_table.__file__).parent / "native"
+NATIVE = Path(fault_words.__file__).parent / "native"
 
 
 @pytest.mark.parametrize("xid", XIDS)

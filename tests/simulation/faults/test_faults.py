@@ -11,8 +11,9 @@ from typing import Any
 
 import pytest
 
-from accelerator.simulation import _fault_table, _faults
-from accelerator.simulation._fault_table import XIDS
+from accelerator.simulation._outside import machine_faults
+from accelerator.simulation._settings import fault_words
+from accelerator.simulation._settings.fault_words import XIDS
 from tests import support
 from tests.support import simulated_environment
 from tests.support.discovery import compiled
@@ -455,7 +456,7 @@ def test_other_and_new_processes(tmp_path: Path, number: int, other: str, new: s
     assert new in first_op(state)
     if number == 79:
         with pytest.raises(RuntimeError, match="GPU 1 is lost, and a reset does not bring it back; clear does"):
-            _faults.end(state, 1, is_reset=True)
+            machine_faults.end(state, 1, is_reset=True)
     fault(state, "reset", *(["gpu=1"] if number != 79 else []))
     assert after_reset in first_op(state)
     fault(state, "clear", "gpu=1")
@@ -466,8 +467,8 @@ def test_a_reset_breaks_the_contexts_of_its_gpu_alone(tmp_path: Path) -> None:
     state = tmp_path / "state"
     program = f"""
 from pathlib import Path
-from accelerator.simulation import _faults
-_faults.end(Path({str(state)!r}), 1, is_reset=True)
+from accelerator.simulation._outside import machine_faults
+machine_faults.end(Path({str(state)!r}), 1, is_reset=True)
 print(error(synchronize, 1), error(synchronize, 0), sep="|")
 """
     assert output(program, state=state) == [f"{TEXTS[999]}|None"]
@@ -524,8 +525,8 @@ def test_clear_of_a_gpu_leaves_the_faults_of_ranks_that_wait(tmp_path: Path) -> 
     output(
         "print()", state=state, faults=["xid=94,rank=3", "kill,rank=3", "hang,gpu=0,after_ops=500", "hang,gpu=1,after_ops=500"]
     )
-    _faults.end(state, 0, is_reset=False)
-    waits = [line.partition(": ")[0] for line in _faults.describe(state).splitlines() if ": waits" in line]
+    machine_faults.end(state, 0, is_reset=False)
+    waits = [line.partition(": ")[0] for line in machine_faults.describe(state).splitlines() if ": waits" in line]
     assert waits == ["xid=94,rank=3", "kill,rank=3", "hang,gpu=1,after_ops=500"]
 
 
@@ -540,9 +541,9 @@ except ValueError as raised:
     assert output(program, state=state) == ["fault 'hang,node=1': this process is on node 0"]
     for number in (2, 200):
         with pytest.raises(RuntimeError, match="the machine has no such GPU"):
-            _faults.add(state, _fault_table.parse(f"hang,gpu={number}"))
+            machine_faults.add(state, fault_words.parse(f"hang,gpu={number}"))
         with pytest.raises(RuntimeError, match="the machine has no such GPU"):
-            _faults.end(state, number, is_reset=False)
+            machine_faults.end(state, number, is_reset=False)
 
 
 def test_a_machine_of_one_process_names_a_fault_that_never_fired() -> None:
@@ -557,14 +558,14 @@ def test_status_says_what_faults_did(tmp_path: Path) -> None:
     program = "y.add_(1)\ny.add_(1)\nprint(error(y.add_, 1))"
     faults = ["xid=95,gpu=1,after_ops=2", "hang,gpu=0,after_ops=50"]
     assert output(program, state=state, faults=faults) == [TEXTS[214]]
-    lines = _faults.describe(state).splitlines()
+    lines = machine_faults.describe(state).splitlines()
     assert re.fullmatch(r"xid=95,gpu=1,after_ops=2: active, fired at \d\d:\d\d:\d\d on GPU 1 in process \d+", lines[0])
     assert lines[1:] == [
         "hang,gpu=0,after_ops=50: waits, after 1 ops",
         "GPU 1: 1 uncorrectable and 0 corrected ECC errors, 1 remapped rows (pending); to do: reset the GPU",
     ]
-    _faults.end(state, 1, is_reset=True)
-    lines = _faults.describe(state).splitlines()
+    machine_faults.end(state, 1, is_reset=True)
+    lines = machine_faults.describe(state).splitlines()
     assert ": cleared, fired at" in lines[0]
     assert lines[2] == "GPU 1: 1 uncorrectable and 0 corrected ECC errors, 1 remapped rows; to do: none"
     fields = "ecc.errors.uncorrected.volatile.total,ecc.errors.uncorrected.aggregate.total"
@@ -575,12 +576,12 @@ def test_status_says_what_faults_did(tmp_path: Path) -> None:
 def test_the_table_takes_new_faults_for_old_ones(tmp_path: Path) -> None:
     state = tmp_path / "state"
     output("print()", state=state, faults=["hang,gpu=0,after_ops=500"] * 63)
-    _faults.add(state, _fault_table.parse("hang,gpu=1,after_ops=500"))
+    machine_faults.add(state, fault_words.parse("hang,gpu=1,after_ops=500"))
     with pytest.raises(RuntimeError, match="the machine has no place for more faults"):
-        _faults.add(state, _fault_table.parse("hang"))
-    _faults.end(state, 1, is_reset=False)
-    _faults.add(state, _fault_table.parse("flip=3,after_ops=9"))
-    assert _faults.describe(state).splitlines()[63] == "flip=3,after_ops=9: waits, after 0 ops"
+        machine_faults.add(state, fault_words.parse("hang"))
+    machine_faults.end(state, 1, is_reset=False)
+    machine_faults.add(state, fault_words.parse("flip=3,after_ops=9"))
+    assert machine_faults.describe(state).splitlines()[63] == "flip=3,after_ops=9: waits, after 0 ops"
 
 
 def test_a_fault_that_is_cleared_while_it_fires_does_not_stay(tmp_path: Path) -> None:
@@ -594,21 +595,21 @@ def test_a_process_outside_keeps_no_mapping_of_a_machine(tmp_path: Path) -> None
     state = tmp_path / "state"
     output("print()", state=state)
     for _ in range(3):
-        _faults.add(state, _fault_table.parse("xid=92,gpu=0"))
-        _faults.end(state, 0, is_reset=False)
-        _faults.describe(state)
+        machine_faults.add(state, fault_words.parse("xid=92,gpu=0"))
+        machine_faults.end(state, 0, is_reset=False)
+        machine_faults.describe(state)
         with pytest.raises(RuntimeError, match="the machine has no such GPU"):
-            _faults.end(state, 5, is_reset=False)
+            machine_faults.end(state, 5, is_reset=False)
     assert str(state) not in Path("/proc/self/maps").read_text(encoding="utf-8")
 
 
 def test_other_files_are_no_machine(tmp_path: Path) -> None:
     file = tmp_path / "file"
     with pytest.raises(RuntimeError, match="No such file"):
-        _faults.describe(file)
+        machine_faults.describe(file)
     file.write_text("no state")
     with pytest.raises(RuntimeError, match="it is not the state of a machine, or another version's"):
-        _faults.describe(file)
+        machine_faults.describe(file)
 
 
 def test_faults_of_python_are_refused_with_the_same_words() -> None:

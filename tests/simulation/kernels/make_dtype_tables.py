@@ -1,4 +1,4 @@
-"""Writes the installed torch's table of ``_kernels/dtypes.json``.
+"""Writes the installed torch's table of ``_inside/ops/dtypes.json``.
 
 Run it on a simulated machine, repeatedly until it prints that nothing changed::
 
@@ -29,7 +29,7 @@ import torch
 from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from accelerator.simulation._torch_versions import release
+from accelerator.simulation._settings.torch_versions import release
 from tests.simulation.kernels import cuda_statements, operators
 from tests.support import ROOT
 
@@ -37,7 +37,7 @@ if TYPE_CHECKING:
     from torch.testing._internal.opinfo.core import OpInfo
 
 DEVICE = cuda_statements.DEVICE
-FILE = ROOT / "accelerator/simulation/_kernels/dtypes.json"
+FILE = ROOT / "accelerator/simulation/_inside/ops/dtypes.json"
 # For these types the database says of every op whether CUDA supports them (torch's test_dtypes checks that).
 STATED = {
     *(torch.bool, torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64),
@@ -178,14 +178,14 @@ def rules() -> ModuleType:
     """Return the module that reads the tables. Without simulated GPUs, load it without what its packages register."""
     package = "_accelerator_simulation"
     if DEVICE != "cuda":
-        for name, folder in ((package, FILE.parents[1]), (f"{package}._kernels", FILE.parent)):
+        for parents, name in enumerate((f"{package}._inside.ops", f"{package}._inside", package)):
             empty = ModuleType(name)
-            empty.__path__ = [str(folder)]
+            empty.__path__ = [str(FILE.parents[parents])]
             sys.modules[name] = empty
-        bindings = ModuleType(f"{package}._kernels.bindings")  # the real one needs a CUDA build
+        bindings = ModuleType(f"{package}._inside.ops.bindings")  # the real one needs a CUDA build
         bindings.DispatchKey = torch._C.DispatchKey
         sys.modules[bindings.__name__] = bindings
-    return importlib.import_module(f"{package}._kernels.dtypes")
+    return importlib.import_module(f"{package}._inside.ops.dtypes")
 
 
 def main() -> int:

@@ -37,7 +37,7 @@ def simulation_module(name: str) -> Any:
 def bindings() -> Iterator[str]:
     """Import the module of torch's private bindings, which names those that are missing."""
     try:
-        simulation_module("_kernels.bindings")
+        simulation_module("_inside.ops.bindings")
     except (ImportError, RuntimeError) as error:
         yield str(error)
 
@@ -47,7 +47,7 @@ def hooks() -> Iterator[str]:
     package = ROOT / "accelerator"
     names = [".".join(file.relative_to(ROOT).with_suffix("").parts) for file in sorted(package.rglob("*.py"))]
     # The simulated process has loaded these by file name. A second copy would replace torch's kernels again.
-    loaded_already = re.compile(r"accelerator\.simulation\.(_kernels|_compile|_rehearsal|_plugin)\b")
+    loaded_already = re.compile(r"accelerator\.simulation\._inside\b")
     ours = [name.removesuffix(".__init__") for name in names if not loaded_already.match(name) and "__main__" not in name]
     yield from filter(None, map(import_problem, (*ours, *HOOKED)))
 
@@ -89,7 +89,7 @@ def decompositions() -> Iterator[str]:
     import torch
 
     known = set(torch._C._dispatch_get_all_op_names())
-    for name, function in simulation_module("_kernels.decompositions").DECOMPOSITIONS.items():
+    for name, function in simulation_module("_inside.ops.decompositions").DECOMPOSITIONS.items():
         base, _, overload = name.partition(".")
         if name not in known:
             print(f"   {name}: this torch has no such op")
@@ -114,9 +114,9 @@ def dtype_tables() -> Iterator[str]:
     """Compare the table of types that this torch uses with what its operator database says of CUDA."""
     import torch
 
-    rules = simulation_module("_kernels.dtypes")
-    values = simulation_module("_torch_versions")
-    tables = json.loads((ROOT / "accelerator/simulation/_kernels/dtypes.json").read_text(encoding="utf-8"))
+    rules = simulation_module("_inside.ops.dtypes")
+    values = simulation_module("_settings.torch_versions")
+    tables = json.loads((ROOT / "accelerator/simulation/_inside/ops/dtypes.json").read_text(encoding="utf-8"))
     if values.release(torch.__version__) > max(map(values.release, tables)):
         yield "the newest table is older: run tests.simulation.kernels.make_dtype_tables"
     from tests.simulation.kernels import operators
@@ -133,7 +133,7 @@ def dtype_tables() -> Iterator[str]:
 
 def determinism() -> Iterator[str]:
     """Name the ops that the table lists and that this torch no longer refuses in deterministic mode."""
-    table = simulation_module("_kernels.determinism")
+    table = simulation_module("_inside.ops.determinism")
     gone = sorted(kernel for kernel in table._ALERTS.values() if not table._has_error(kernel))
     print(f"   deterministic by now: {', '.join(gone) or 'none'}")
     command = [

@@ -55,7 +55,7 @@ def test_importing_torch_initializes_nothing(tmp_path: Path) -> None:
     log = tmp_path / "log"
     program = """
         import torch, os
-        assert "_accelerator_simulation._kernels" in __import__("sys").modules
+        assert "_accelerator_simulation._inside.ops" in __import__("sys").modules
         assert not torch.cuda.is_initialized()
         child = os.fork()
         if child == 0:
@@ -138,8 +138,8 @@ def test_launch_without_the_plugin_says_why_it_is_missing(arguments: list[str], 
 
 def test_nested_simulation_has_one_plugin() -> None:
     inner = environment(1, compute=False, base=environment(2))
-    assert inner["PYTHONPATH"].count("_plugin") == 1
-    assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("_plugin:/mine")
+    assert inner["PYTHONPATH"].count("entry_point") == 1
+    assert environment(1, base={"PYTHONPATH": "/mine"})["PYTHONPATH"].endswith("entry_point:/mine")
 
 
 @pytest.mark.slow
@@ -147,16 +147,15 @@ def test_torch_can_be_imported_if_kernels_fail_to_load(tmp_path: Path) -> None:
     import pathlib
     import shutil
 
-    from accelerator.simulation import _environment
+    from accelerator.simulation._outside import environment
 
-    broken, plugin = tmp_path / "simulation", pathlib.Path(_environment._PLUGIN)
-    shutil.copytree(plugin, broken / "_plugin")
-    for name in ("_settings.py", "_drivers.py", "_values.py", "_fault_table.py"):
-        shutil.copy(plugin.parent / name, broken)
-    (broken / "_kernels").mkdir()
-    (broken / "_kernels/__init__.py").write_text("raise OSError('a broken disk')")
+    broken, plugin = tmp_path / "simulation", pathlib.Path(environment._PLUGIN)
+    shutil.copytree(plugin, broken / "_inside/entry_point")
+    shutil.copytree(plugin.parents[1] / "_settings", broken / "_settings")
+    (broken / "_inside/ops").mkdir()
+    (broken / "_inside/ops/__init__.py").write_text("raise OSError('a broken disk')")
     env = simulated_environment(gpus=1)
-    env["PYTHONPATH"] = str(broken / "_plugin")
+    env["PYTHONPATH"] = str(broken / "_inside/entry_point")
     done = python("import torch; print('imported'); torch.ones(2, device='cuda')", env=env)
     assert done.stdout == "imported\n"
     assert "is not simulated: OSError: a broken disk" in done.stderr
@@ -204,7 +203,7 @@ def test_error_names_the_run_time_compiled_kernel() -> None:
 @pytest.mark.parametrize("flags", [[], ["--no-compute"]])
 def test_no_compute_option_sets_the_environment(flags: list[str]) -> None:
     command = [sys.executable, "-m", "accelerator", "simulate", *flags, "--", sys.executable, "-c"]
-    program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], '_plugin' in os.environ.get('PYTHONPATH', ''))"
+    program = "import os; print(os.environ['ACCELERATOR_SIM_COMPUTE'], 'entry_point' in os.environ.get('PYTHONPATH', ''))"
     done = subprocess.run([*command, program], cwd=REPOSITORY, capture_output=True, text=True, timeout=DEADLINE)
     assert done.stdout == ("0 True\n" if flags else "1 True\n")
 

@@ -215,7 +215,7 @@ def differentiate_evaluated(net: nn.Module) -> None:
 
 
 def has_text(text: str) -> bool:
-    texts: Any = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+    texts: Any = importlib.import_module("_accelerator_simulation._inside.ops.library_texts")
     return any(texts.has_text(library, text) for library in ("libtorch_cuda.so", "libtorch_cuda_linalg.so"))
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from accelerator.simulation._torch_versions import release
+from accelerator.simulation._settings.torch_versions import release
 from tests.simulation.kernels import operators
 from tests.simulation.kernels.make_dtype_tables import STATED, samples
 

@@ -90,7 +90,7 @@ def test_text_of_torchs_device_checks(name: str) -> None:
         "clamp": (lambda: y.clamp(x), "min", "wrapper_CUDA_clamp_Tensor"),
     }[name]
     common, other = ("cpu", "cuda:0") if name == "mm_of_the_host" else ("cuda:0", "cpu")
-    texts: Any = sys.modules["_accelerator_simulation._kernels.library_texts"]
+    texts: Any = sys.modules["_accelerator_simulation._inside.ops.library_texts"]
     is_new = texts.has_text("libtorch_cpu.so", "different from other tensors on")
     expected = (
         f"Expected all tensors to be on the same device, but got {argument} is on {other}, different from other tensors on"
@@ -135,8 +135,8 @@ def test_generator_state_of_attention_may_be_on_the_host() -> None:
 
 def test_every_check_of_torch_belongs_to_an_op() -> None:
     """The names of checks are read from torch's library. A name that no op has would mean that torch spells them otherwise."""
-    texts: Any = sys.modules["_accelerator_simulation._kernels.library_texts"]
-    ops: Any = sys.modules["_accelerator_simulation._kernels.ops"]
+    texts: Any = sys.modules["_accelerator_simulation._inside.ops.library_texts"]
+    ops: Any = sys.modules["_accelerator_simulation._inside.ops.op"]
     checks = {name for name in texts.device_checks() if name.startswith("wrapper_CUDA_")}
     assert len(checks) > 400
     texts_of_ops = {

@@ -410,7 +410,7 @@ class TestRandom:
     )
     def test_dropout_does_not_use_the_cpu_generator(self, backend: SDPBackend, monkeypatch: pytest.MonkeyPatch) -> None:
         """Dropout does not use the CPU's default generator, from which another thread could draw meanwhile."""
-        monkeypatch.delattr(sys.modules["_accelerator_simulation._kernels.random"], "draw")
+        monkeypatch.delattr(sys.modules["_accelerator_simulation._inside.ops.random"], "draw")
         x = torch.ones(2, 2, 8, 8, device="cuda", dtype=torch.float16)
         dropped = F.dropout(x, 0.25)
         assert set(dropped.unique().tolist()) == {0, torch.tensor(1 / 0.75).half().item()}
@@ -525,7 +525,7 @@ class TestGraphs:
                 assert loaded_runtime().cudaGraphLaunch(ctypes.c_void_p(inner.raw_cuda_graph_exec()), stream) == 0
         del inner
         gc.collect()
-        computations = sys.modules["_accelerator_simulation._kernels.capture"]._computations
+        computations = sys.modules["_accelerator_simulation._inside.ops.capture"]._computations
         with torch.cuda.graph(other):  # which drops computations that no graph needs
             x.mul_(1)
         outer.replay()
@@ -684,7 +684,7 @@ class TestGraphs:
     def test_captured_computations_are_freed_with_the_graph(self) -> None:
         import sys
 
-        held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
+        held = sys.modules["_accelerator_simulation._inside.ops.capture"]._computations
         x = torch.ones(3, device="cuda")
 
         def capture() -> torch.cuda.CUDAGraph:
@@ -705,7 +705,7 @@ class TestGraphs:
     def test_next_capture_frees_any_number_of_computations(self, count: int) -> None:
         import sys
 
-        held = sys.modules["_accelerator_simulation._kernels.capture"]._computations
+        held = sys.modules["_accelerator_simulation._inside.ops.capture"]._computations
         x = torch.ones(3, device="cuda")
 
         def capture(ops: int) -> None:
@@ -829,7 +829,7 @@ def test_training_losses_equal_the_cpus() -> None:
 
 def test_first_calls_of_an_op_in_two_threads(monkeypatch: pytest.MonkeyPatch) -> None:
     """Autograd's threads, one for each device, may call an op for the first time at the same time."""
-    dispatch = sys.modules["_accelerator_simulation._kernels.dispatch"]
+    dispatch = sys.modules["_accelerator_simulation._inside.ops.dispatch"]
     x = torch.ones(3, device="cuda")
     results: list[Any] = []
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.simulation import _torch_versions
+from accelerator.simulation._settings import torch_versions
 from tests.simulation.kernels import new_torch
 from tests.support import ROOT, simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
@@ -19,8 +19,8 @@ PROGRAM = "import torch; print(torch.__version__, (torch.ones(2, device='cuda') 
 
 
 def test_the_newest_torch_has_a_table() -> None:
-    tables = json.loads((ROOT / "accelerator/simulation/_kernels/dtypes.json").read_text(encoding="utf-8"))
-    assert max(map(_torch_versions.release, tables)) == _torch_versions.NEWEST_TORCH
+    tables = json.loads((ROOT / "accelerator/simulation/_inside/ops/dtypes.json").read_text(encoding="utf-8"))
+    assert max(map(torch_versions.release, tables)) == torch_versions.NEWEST_TORCH
 
 
 @pytest.mark.slow

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from accelerator.simulation._torch_versions import NEWEST_TORCH, release
+from accelerator.simulation._settings.torch_versions import NEWEST_TORCH, release
 from tests.simulation.kernels import operators
 
 # Run in one worker of xdist, because importing the database takes seconds in each process.

@@ -88,7 +88,7 @@ NONDETERMINISTIC: dict[str, Callable[[], Any]] = {
 
 
 def test_names_in_torchs_library_are_whole_strings() -> None:
-    texts: Any = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+    texts: Any = importlib.import_module("_accelerator_simulation._inside.ops.library_texts")
     name = "max_unpooling2d_forward_out"
     assert texts.has_string("libtorch_cuda.so", name)
     for part in (name[:-1], name[1:]):
@@ -122,7 +122,7 @@ class TestDeterminism:
     def test_histograms(self) -> None:
         """From torch 2.7 or 2.8 on, only those of floating-point numbers are refused."""
         torch.use_deterministic_algorithms(True)
-        texts: Any = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+        texts: Any = importlib.import_module("_accelerator_simulation._inside.ops.library_texts")
         only_floats = texts.has_string("libtorch_cuda.so", "_histc_cuda with floating point input")
         kernel = "_histc_cuda with floating point input" if only_floats else "_histc_cuda"
         with pytest.raises(RuntimeError, match=f"^{kernel} does not have"):

@@ -27,7 +27,7 @@ def test_generator_of_the_cpu_is_restored_if_an_op_raises() -> None:
         raise RuntimeError("the kernel failed")
 
     torch.cuda.init()
-    state, draw = torch.get_rng_state(), sys.modules["_accelerator_simulation._kernels.random"].draw
+    state, draw = torch.get_rng_state(), sys.modules["_accelerator_simulation._inside.ops.random"].draw
     with pytest.raises(RuntimeError, match="the kernel failed"):
         draw(torch.cuda.default_generators[0], fail, [], {})
     assert torch.equal(torch.get_rng_state(), state)
@@ -35,7 +35,7 @@ def test_generator_of_the_cpu_is_restored_if_an_op_raises() -> None:
 
 @pytest.mark.parametrize("captured", [0, 1, 3])
 def test_failed_capture_keeps_no_computation(runtime: ctypes.CDLL, captured: int) -> None:
-    capture = sys.modules["_accelerator_simulation._kernels.capture"]
+    capture = sys.modules["_accelerator_simulation._inside.ops.capture"]
     x, factor, stream = torch.ones(3, device="cuda"), torch.tensor(2.0), torch.cuda.Stream()
     x.mul_(factor)
     capture._drop_unused()

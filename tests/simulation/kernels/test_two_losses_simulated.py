@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from accelerator.simulation._torch_versions import release
+from accelerator.simulation._settings.torch_versions import release
 from tests.support import run, simulated_environment
 
 OPTIMIZERS: dict[str, Any] = {

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation import _build
-from accelerator.simulation._boundary import Boundary, read_with_included
+from accelerator.simulation._build import libraries
+from accelerator.simulation._build.boundary import Boundary, read_with_included
 from tests.simulation.exported_names import NATIVE
 from tests.support import python, simulated_environment
 from tests.support.simulation import linux_only
@@ -67,10 +67,10 @@ CHANGES = {
 COMPUTE = "import torch\nprint(torch.ones(2, device='cuda').add(1).sum().item())"
 
 
-def with_changed(libraries: tuple[str, ...], change: tuple[str, str, str], folder: Path) -> dict[str, str]:
+def with_changed(paths: tuple[str, ...], change: tuple[str, str, str], folder: Path) -> dict[str, str]:
     """Return an environment in which some libraries were compiled from changed headers."""
     header, old, new = change
-    sources = {**_build._sources()}
+    sources = {**libraries._sources()}
     text = sources[f"interface/{header}"].decode()
     assert text.count(old) == 1
     sources[f"interface/{header}"] = text.replace(old, new).encode()
@@ -79,11 +79,11 @@ def with_changed(libraries: tuple[str, ...], change: tuple[str, str, str], folde
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(content)
     environment = simulated_environment(gpus=1)
-    root = str(_build.ensure_built())
-    for library in _build._LIBRARIES:
-        if library.path in libraries:
+    root = str(libraries.ensure_built())
+    for library in libraries._LIBRARIES:
+        if library.path in paths:
             (folder / library.path).parent.mkdir(exist_ok=True)
-            _build._compile(_build._compiler(), library, folder, folder / "sources")
+            libraries._compile(libraries._compiler(), library, folder, folder / "sources")
             for variable, path in (("LD_PRELOAD", library.path), ("LD_LIBRARY_PATH", os.path.dirname(library.path))):
                 environment[variable] = environment[variable].replace(f"{root}/{path}", f"{folder}/{path}")
     return environment
@@ -100,9 +100,9 @@ def runtime_path() -> str:
 @needs_cuda_torch
 @pytest.mark.parametrize("change", CHANGES.values(), ids=CHANGES)
 def test_engine_refuses_a_runtime_of_other_headers(change: tuple[str, str, str], tmp_path: Path) -> None:
-    libraries = (runtime_path(), "driver/libcuda.so.1")
+    paths = (runtime_path(), "driver/libcuda.so.1")
     assert python(COMPUTE, simulated_environment(gpus=1)).stdout == "4.0\n"
-    done = python(COMPUTE, with_changed(libraries, change, tmp_path))
+    done = python(COMPUTE, with_changed(paths, change, tmp_path))
     assert done.returncode != 0
     assert done.stdout == ""
     (paths,) = set(re.findall(OTHER_BUILD.format("engine.so", r"libcudart.so.\d+"), done.stderr))

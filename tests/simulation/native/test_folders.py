@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.simulation import _build
-from accelerator.simulation._boundary import boundary_flag
-from accelerator.simulation._settings_header import HEADER_NAME, header
+from accelerator.simulation._build import libraries
+from accelerator.simulation._build.boundary import boundary_flag
+from accelerator.simulation._build.settings_header import HEADER_NAME, header
 from tests.simulation.exported_names import NATIVE
 from tests.simulation.native.elf import ElfSymbols
 from tests.support.simulation import linux_only
@@ -20,7 +20,7 @@ from tests.support.simulation import linux_only
 pytestmark = [linux_only, pytest.mark.torch_free]
 
 SHARED = ("common", "interface")
-FOLDERS = sorted({folder for library in _build._LIBRARIES for folder in library.folders})
+FOLDERS = sorted({folder for library in libraries._LIBRARIES for folder in library.folders})
 Graph = Mapping[str, Mapping[str, set[str]]]
 
 
@@ -56,14 +56,14 @@ def objects(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
     scratch = tmp_path_factory.mktemp("objects")
     (scratch / HEADER_NAME).parent.mkdir()
     (scratch / HEADER_NAME).write_bytes(header())
-    flags = [flag for flag in _build._FLAGS if not flag.startswith("-Wl,") and flag not in ("-O2", "-shared")]
+    flags = [flag for flag in libraries._FLAGS if not flag.startswith("-Wl,") and flag not in ("-O2", "-shared")]
 
     def compile_folder(folder: str) -> list[Path]:
         directory = scratch / folder
         directory.mkdir(parents=True)
         sources = map(str, (NATIVE / folder).glob("*.c"))
-        boundary = boundary_flag(_build._sources().__getitem__)
-        command = [*_build._compiler(), *flags, boundary, "-c", f"-I{NATIVE}", f"-I{scratch}", "-DCUDART=13", *sources]
+        boundary = boundary_flag(libraries._sources().__getitem__)
+        command = [*libraries._compiler(), *flags, boundary, "-c", f"-I{NATIVE}", f"-I{scratch}", "-DCUDART=13", *sources]
         subprocess.run(command, cwd=directory, check=True)
         return sorted(directory.glob("*.o"))
 
@@ -104,8 +104,8 @@ def find_cycles(graph: Graph) -> Iterator[list[str]]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("library", _build._LIBRARIES, ids=lambda library: Path(library.path).name)
-def test_symbols_make_no_cycle(library: _build._Library, objects: dict[str, list[Path]]) -> None:
+@pytest.mark.parametrize("library", libraries._LIBRARIES, ids=lambda library: Path(library.path).name)
+def test_symbols_make_no_cycle(library: libraries._Library, objects: dict[str, list[Path]]) -> None:
     paths = [path for folder in library.folders for path in objects[folder]]
     graph = read_graph(paths)
     assert len(graph) == len(paths) > 0

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from accelerator.simulation import _build
+from accelerator.simulation._build import libraries
 from tests.simulation.exported_names import LISTS, NATIVE
 from tests.simulation.native.elf import ElfSymbols, Symbol
 from tests.support import run, simulated_environment
@@ -41,8 +41,8 @@ def imported(torch_directory: Path) -> dict[str, set[Symbol]]:
 
 @pytest.fixture(scope="module")
 def simulated() -> set[Symbol]:
-    root = _build.ensure_built()
-    files = [*_build.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
+    root = libraries.ensure_built()
+    files = [*libraries.PRELOADED, "driver/libcuda.so.1", "nvml/libnvidia-ml.so.1"]
     return set().union(*(ElfSymbols(root / file).defined for file in files))
 
 
@@ -109,10 +109,10 @@ def read_listed_names(name: str, major: str = r"\d+") -> set[str]:
 
 def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path, simulated: set[Symbol]) -> None:
     wheels = torch_directory.parent / "nvidia"
-    libraries = [path for path in wheels.rglob("*.so.*") if path.name in REPLACED]
-    if not libraries:
+    files = [path for path in wheels.rglob("*.so.*") if path.name in REPLACED]
+    if not files:
         pytest.skip("the CUDA libraries are not in wheels")
-    for library in libraries:
+    for library in files:
         # C++ internals and the functions that NVTX loads by the library's path are not part of the interface.
         interface = re.compile(r"(__)?cuda[A-Z]|cupti[A-Z]|p?nccl[A-Z]")
         names = {symbol for symbol in ElfSymbols(library).defined if interface.match(symbol.name)}

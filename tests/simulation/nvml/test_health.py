@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from accelerator.simulation import _fault_table, _faults
+from accelerator.simulation._outside import machine_faults
+from accelerator.simulation._settings import fault_words
 from tests.support import simulated_environment
 from tests.support.simulation import evaluate, linux_only, run
 
@@ -240,10 +241,10 @@ def test_counters_since_a_reset_and_in_all(tmp_path: Path) -> None:
     """No two counters of the GPU are equal. The other GPU has none."""
     state, faults = tmp_path / "state", [*["xid=92,gpu=1"] * 3, "xid=94,gpu=1"]
     assert run(FIRE, simulated_environment(gpus=2, state=state, faults=faults)) == [214, 0, 0, 1, 4]
-    _faults.end(state, None, is_reset=True)
+    machine_faults.end(state, None, is_reset=True)
     child = simulated_environment(gpus=2, state=state)
     for fault in faults:
-        _faults.add(state, _fault_table.parse(fault))
+        machine_faults.add(state, fault_words.parse(fault))
     assert run(FIRE, child) == [214, 0, 0, 1, 4]
     errors = [f"ecc.errors.{kind}.{span}" for span in ("volatile", "aggregate") for kind in ("corrected", "uncorrected")]
     expected = {"total": "3, 1, 6, 2", "dram": "3, 1, 6, 2", "sram": "0, 0, 0, 0"}

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import accelerator
-from accelerator.simulation import _known_gpus
+from accelerator.simulation._settings import known_gpus
 from tests.support.simulation import evaluate, linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free]
@@ -193,4 +193,4 @@ def test_types_of_fields() -> None:
 def test_models_are_known_gpus() -> None:
     source = Path(accelerator.__file__).with_name("simulation") / "native/common/models.c"
     models = re.findall(r'^    MODEL\("(.*?)"', source.read_text("utf-8"), re.MULTILINE)
-    assert sorted(models) == sorted(gpu.name for gpu in _known_gpus._GPUS.values())
+    assert sorted(models) == sorted(gpu.name for gpu in known_gpus._GPUS.values())

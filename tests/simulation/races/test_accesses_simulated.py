@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-accesses: Any = sys.modules.get("_accelerator_simulation._kernels.accesses")
+accesses: Any = sys.modules.get("_accelerator_simulation._inside.ops.accesses")
 INDICES = ("index", "indices", "mask")
 
 

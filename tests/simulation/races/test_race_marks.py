@@ -254,7 +254,7 @@ def test_what_fails_a_test(marks: list[Any], problem: str | None, tmp_path: Path
     """Races of other tests do not, nor those that depend on values, and one that both sides report counts once."""
     own = FOUND.partition("\n\n")[0]
     races = [Race(own, "", "", "", False), Race("race: possible", "", "", "", True), Race(own, "", "", "", False)]
-    monkeypatch.setattr(race_failures._found_races, "races_of_test", lambda: races)
+    monkeypatch.setattr(race_failures.found_races, "races_of_test", lambda: races)
     monkeypatch.setattr(race_failures, "_synchronize", lambda: None)
     file = tmp_path / "races"
     item: Any = SimpleNamespace(iter_markers=lambda name: [mark.mark for mark in marks if name == "allow_races"])

@@ -243,7 +243,7 @@ for side in [torch.cuda.Stream() for _ in range(15)]:
     with torch.cuda.stream(side):
         torch.ones(1, device="cuda")
 host.copy_(x, non_blocking=True)
-with sys.modules["_accelerator_simulation._kernels.engine"].engine.accesses(b"aten::copy_") as recorded:
+with sys.modules["_accelerator_simulation._inside.ops.engine"].engine.accesses(b"aten::copy_") as recorded:
     recorded.order(0, 1)
 torch.cuda.synchronize(1)
 print(host.sum().item(), len(simulation.races()))

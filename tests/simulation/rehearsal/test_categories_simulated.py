@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from accelerator.simulation._rehearsal import peaks
+from accelerator.simulation._inside.rehearsal import peaks
 
 TORCH = Path(torch.__path__[0])
 

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 
 torch: Any = pytest.importorskip("torch")  # which loads the simulation
-history: Any = importlib.import_module("_accelerator_simulation._rehearsal.history")
-peaks: Any = importlib.import_module("_accelerator_simulation._rehearsal.peaks")
+history: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.history")
+peaks: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.peaks")
 
 
 def event(action: str, address: int, size: int, time: int = 0) -> dict[str, Any]:

@@ -61,7 +61,7 @@ def test_size_limits_of_cudas_kernels() -> None:
         import importlib
         import torch
         from torch.nn import functional as F
-        texts = importlib.import_module("_accelerator_simulation._kernels.library_texts")
+        texts = importlib.import_module("_accelerator_simulation._inside.ops.library_texts")
         large, int_max = 2**31 + 8, 2**31 - 1
 
         def empty(*shape, dtype=torch.float16):
@@ -740,7 +740,7 @@ def test_op_without_a_shape_rule_raises() -> None:
         """
         import pytest
         import torch
-        from _accelerator_simulation._kernels import rehearsal
+        from _accelerator_simulation._inside.ops import rehearsal
         rehearsal.SHAPE_RULES.clear()
         with pytest.raises(NotImplementedError, match="aten::_logcumsumexp cannot be rehearsed: torch has no shape rule"):
             torch.logcumsumexp(torch.ones(3, device="cuda"), 0)

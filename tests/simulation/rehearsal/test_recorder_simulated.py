@@ -18,10 +18,10 @@ import torch
 
 from tests.programs import in_child
 
-recorder: Any = importlib.import_module("_accelerator_simulation._rehearsal.recorder")
-known_values: Any = importlib.import_module("_accelerator_simulation._kernels.known_values")
-with_peers: Any = importlib.import_module("_accelerator_simulation._rehearsal.with_peers")
-record: Any = importlib.import_module("_accelerator_simulation._rehearsal_record")
+recorder: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.recorder")
+known_values: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.known_values")
+with_peers: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.with_peers")
+record: Any = importlib.import_module("_accelerator_simulation._settings.rehearsal_record")
 MIB = 2**20
 
 

@@ -229,7 +229,7 @@ def test_values_that_nobody_sends_are_not_known() -> None:
     run(
         """
         import sys
-        known_values = sys.modules["_accelerator_simulation._kernels.known_values"]
+        known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
 
         def is_told(function):
             before = sum(count for _, _, count in known_values.noted())

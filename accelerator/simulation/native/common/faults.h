@@ -1,7 +1,7 @@
 /* Faults of the machine's GPUs: a table in its state, which all its processes map, and what the table does to a process.
  *
  * A fault waits until its condition holds in a process that uses its GPU. What it leaves behind stays in the GPU's health, which
- * NVML reads. Errors of a process stay until it ends, as those of a CUDA context do. _fault_table.py describes the faults. The
+ * NVML reads. Errors of a process stay until it ends, as those of a CUDA context do. fault_words.py describes the faults. The
  * functions are in faults/. */
 #ifndef ACCELERATOR_SIM_FAULTS_H
 #define ACCELERATOR_SIM_FAULTS_H

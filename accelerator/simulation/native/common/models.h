@@ -1,4 +1,4 @@
-/* What is known of models of GPUs, by their full names, beside the memory and capability in _known_gpus.py. */
+/* What is known of models of GPUs, by their full names, beside the memory and capability in known_gpus.py. */
 #ifndef ACCELERATOR_SIM_MODELS_H
 #define ACCELERATOR_SIM_MODELS_H
 

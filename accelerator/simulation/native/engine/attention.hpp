@@ -1,5 +1,5 @@
 // Memory-efficient attention without dropout and biases, by the CPU's flash kernel. Python handles all other calls and kernels
-// (_kernels/decompositions/efficient_attention.py).
+// (_inside/ops/decompositions/efficient_attention.py).
 #pragma once
 
 #include <ATen/core/Tensor.h>

@@ -1,5 +1,5 @@
 // The engine: one kernel for the usual calls of all ops, compiled against the headers of the installed torch. Without it, the
-// same ops run in Python, slower (_kernels/dispatch.py).
+// same ops run in Python, slower (_inside/ops/dispatch.py).
 //
 // memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp the device of a call, races.hpp race
 // detection, attention.hpp attention, call.hpp a call, race_call.hpp a call whose accesses race detection records.
@@ -41,7 +41,7 @@ EXPORT const char* accelerator_engine_start(const engine_runtime* runtime)
     return nullptr;
 }
 
-// Describes what Python fills in and uses, as _boundary.py reads it.
+// Describes what Python fills in and uses, as _build/boundary.py reads it.
 EXPORT const char* accelerator_engine_boundary()
 {
     static const std::string text = [] {

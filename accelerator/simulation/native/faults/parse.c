@@ -1,4 +1,4 @@
-/* Faults: reads the rows that _fault_table.py writes. */
+/* Faults: reads the rows that fault_words.py writes. */
 #include <inttypes.h>
 #include <stdio.h>
 #include <stdlib.h>

@@ -1,4 +1,4 @@
-/* NCCL: reads the variables of a communicator and of the machine; simulation/_settings.py has their defaults. */
+/* NCCL: reads the variables of a communicator and of the machine; simulation/_settings/options.py has their defaults. */
 #include "nccl.h"
 
 #include <stdlib.h>

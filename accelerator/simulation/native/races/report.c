@@ -1,5 +1,5 @@
 /* Race detection: which races are reported, once they are found, and the words.
- * Python splits a report into its lines (_found_races.py). */
+ * Python splits a report into its lines (found_races.py). */
 #include "races.h"
 
 #include <fcntl.h>

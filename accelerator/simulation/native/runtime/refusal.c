@@ -38,7 +38,7 @@ static const char *missing_plugin_reason(char *text, size_t size)
     if (autoload && strcmp(autoload, "1") != 0) {
         snprintf(variable, sizeof variable, "TORCH_DEVICE_BACKEND_AUTOLOAD is '%s'", autoload);
         problem = variable;
-    } else if (!path || !strstr(path, "/simulation/_plugin")) {
+    } else if (!path || !strstr(path, "/simulation/_inside/entry_point")) {
         problem = "PYTHONPATH lacks the plug-in's folder";
     }
     snprintf(text, size, "torch did not load the plug-in with the simulated kernels: %s", problem);

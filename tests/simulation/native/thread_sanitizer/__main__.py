@@ -24,20 +24,21 @@ def main() -> int:
         return 2
     # The build takes its compiler and flags from CC.
     os.environ["CC"] = f"{compiler} {SANITIZER}"
-    from accelerator.simulation import _build, _settings, environment
+    from accelerator.simulation import _settings, environment
+    from accelerator.simulation._build import libraries
 
     with tempfile.TemporaryDirectory(prefix="thread-sanitizer-") as folder:
         os.environ["XDG_CACHE_HOME"] = folder
         os.environ.pop(_settings.variable("libraries"), None)
         machine = environment(3, memory="1GiB")
-        libraries = _build.ensure_built()
+        built = libraries.ensure_built()
         program = Path(folder, "two_communicators")
-        preloaded = [str(libraries / f"preload/{name}") for name in ("libnccl.so.2", "libcudart.so.13")]
+        preloaded = [str(built / f"preload/{name}") for name in ("libnccl.so.2", "libcudart.so.13")]
         command = [*os.environ["CC"].split(), "-std=gnu11", "-Wall", "-Wextra", "-pthread", "-o", str(program), str(PROGRAM)]
         subprocess.run([*command, *preloaded, "-Wl,--allow-shlib-undefined"], check=True)
         # The program links the libraries. They cannot be preloaded, because the sanitizer's library must load first.
         machine.pop("LD_PRELOAD")
-        machine["LD_LIBRARY_PATH"] = f"{libraries / 'preload'}:{machine['LD_LIBRARY_PATH']}"
+        machine["LD_LIBRARY_PATH"] = f"{built / 'preload'}:{machine['LD_LIBRARY_PATH']}"
         machine["TSAN_OPTIONS"] = f"halt_on_error=0:{os.environ.get('TSAN_OPTIONS', '')}"
         return subprocess.run([str(program)], env=machine, check=False, timeout=600).returncode
 

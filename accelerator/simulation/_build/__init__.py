@@ -1,0 +1,1 @@
+"""Compiles the simulated libraries and the engine of ops, and keeps what is compiled."""

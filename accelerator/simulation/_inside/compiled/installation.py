@@ -1,0 +1,31 @@
+"""Applies the hooks to the modules of torch and Triton that a program imports."""
+
+from __future__ import annotations
+
+import torch
+
+from ..._settings import read
+from ..._settings.torch_versions import compiles_for_cpu
+from ..import_hook import after_import
+from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_compiler
+from .refusal import guarded, refuse_calls, refuse_graphs
+
+__all__ = ["install"]
+
+
+def install() -> None:
+    """Prepare this process for compiled code. Imports and initializes nothing."""
+    library_ops.install()
+    other_runtimes.install()
+    dynamo.install()
+    after_import("torch.cuda._utils", nvrtc.hook)
+    if read("triton") == "1":
+        triton_compiler.install()
+    if read("compile") == "cpp" and compiles_for_cpu(torch.__version__):
+        after_import("torch._inductor.compile_fx", guarded(inductor.hook, inductor.refuse_because))
+        return
+    after_import("torch._inductor.cpp_builder", guarded(inductor.hook_builder, refuse_graphs))
+    if read("tune") != "1":
+        after_import("torch._inductor.compile_fx", guarded(inductor.hook_tuning, inductor.refuse_because))
+        launchers = refuse_calls("CachingAutotuner.run")
+        after_import("torch._inductor.runtime.triton_heuristics", guarded(inductor.hook_launchers, launchers))

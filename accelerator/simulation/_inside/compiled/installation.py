@@ -6,6 +6,7 @@ import torch
 
 from ..._settings import read
 from ..._settings.torch_versions import compiles_for_cpu
+from .. import ops
 from ..import_hook import after_import
 from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_compiler
 from .refusal import guarded, refuse_calls, refuse_graphs
@@ -14,7 +15,8 @@ __all__ = ["install"]
 
 
 def install() -> None:
-    """Prepare this process for compiled code. Imports and initializes nothing."""
+    """Replace torch's kernels, and prepare this process for compiled code. Imports and initializes nothing."""
+    ops.install()
     library_ops.install()
     other_runtimes.install()
     dynamo.install()

@@ -56,7 +56,6 @@ def _load() -> None:
     computes = _read("compute")
     if computes not in ("0", "1") or torch.version.cuda is None or not _has_driver():
         return
-    importlib.import_module(f"{_PACKAGE}._inside.ops").install(computes == "1")
     importlib.import_module(f"{_PACKAGE}._inside.{'compiled' if computes == '1' else 'rehearsal'}").install()
 
 

@@ -11,6 +11,6 @@ it imports torch, and only those other modules of ``simulation`` that need nothi
 
 from __future__ import annotations
 
-from .registration import install
+from .registration import Overrides, install
 
-__all__ = ["install"]
+__all__ = ["Overrides", "install"]

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Generator
-from typing import Any
+from collections.abc import Callable, Generator, Iterable, Mapping
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
 import torch
 
-from ... import _settings
-from ..rehearsal import host_values, known_values, overrides
-from ..rehearsal.memory_growth import watched
 from . import accesses, bindings, dispatch, random
 from .argument_checks import with_argument_checks
 from .bindings import DispatchKey
@@ -26,7 +24,7 @@ from .schemas import schema_of, short_name
 from .version_counters import with_versions
 from .workspaces import release_with_torch, with_workspace
 
-__all__ = ["install"]
+__all__ = ["Overrides", "install"]
 
 
 def _names(text: str) -> frozenset[str]:
@@ -94,52 +92,54 @@ _EXTENSIONS = (with_versions, with_memory, with_compositions, with_workspace, wi
 _libraries: list[Any] = []
 
 
-def install(computes: bool = True) -> None:
-    """Replace torch's CUDA kernels in this process. Initializes nothing.
+class Overrides(NamedTuple):
+    """What makes the kernel overrides of a process: of one that computes, unless others are given."""
 
-    Args:
-        computes: Whether the ops compute. If not, they allocate their results.
-    """
-    make_override = dispatch.kernel_override if computes else overrides.rehearsal_override
-    copy_override = dispatch.copy_override if computes else overrides.copy_override
-    is_recorded = not computes and bool(_settings.read("rehearse"))
-    extensions = (*_EXTENSIONS, watched) if is_recorded else _EXTENSIONS
+    make: Callable[..., Callable[..., Any]] = dispatch.kernel_override
+    make_copy: Callable[..., Callable[..., Any]] = dispatch.copy_override
+    of_empty: Mapping[str, Callable[..., Any]] = MappingProxyType({})
+    """Overrides of ops for which torch's own kernels work otherwise."""
+    extensions: tuple[Callable[[str, Callable[..., Any]], Callable[..., Any]], ...] = ()
+    """What overrides do beside that, the outermost last."""
+
+
+def install(overrides: Overrides | None = None) -> None:
+    """Replace torch's CUDA kernels in this process. Initializes nothing."""
+    make, make_copy, of_empty, extensions = overrides or Overrides()
     report_newer_torch()
     if accesses.FINDS_RACES:
         accesses.install()
-    if not computes:
-        known_values.install()
-        host_values.install()
     _remove_python_kernels()
     library = bindings.make_library("IMPL", "aten", "", __file__, 0)
     _libraries.append(library)
     with _without_override_warning():
         for name in _names_to_override():
             if _has_override(name):
-                override = make_override(name)
-                for extend in extensions:
-                    override = extend(name, override)
-                _register(library, name, override)
+                _register(library, name, _extended(name, make(name), (*_EXTENSIONS, *extensions)))
             else:
                 library.impl(name, DispatchKey.CUDA, CUDNN_SELECTION.get(name) or _not_simulated(name))
         for name in RECURRENT_NETS:
             for key in (DispatchKey.CUDA, DispatchKey.AutogradCUDA):
                 library.impl(name, key, recurrent_net(name))
-        _register(library, "aten::copy_", copy_override())
-        if not computes:
-            overrides.zero_memory_of_compiled_code()
-            for name, override in overrides.empty_overrides().items():
-                library.impl(name, DispatchKey.CUDA, watched(name, override) if is_recorded else override)
-        library.impl("aten::copy_", DispatchKey.QuantizedCUDA, copy_override(DispatchKey.QuantizedCPU))
+        _register(library, "aten::copy_", make_copy())
+        for name, override in of_empty.items():
+            library.impl(name, DispatchKey.CUDA, _extended(name, override, extensions))
+        library.impl("aten::copy_", DispatchKey.QuantizedCUDA, make_copy(DispatchKey.QuantizedCPU))
         for key, cpu_key, names in _OTHER_LAYOUTS:
             for name in _registered(key) & names:
-                library.impl(name, key, make_override(name, cpu_key))
+                library.impl(name, key, make(name, cpu_key))
     # Renews torch's CPU threads in a forked child, before two threads do it at once: one of them would get an error.
     bindings.call_once_initialized(torch.get_num_threads)
     random.track_registrations()
     release_with_torch(engine.release_workspaces if engine is not None else lambda: None)
     separate_flag()
     bindings.allow_fuser(False)  # the fuser compiles CUDA kernels at run time
+
+
+def _extended(name: str, override: Callable[..., Any], extensions: Iterable[Callable[..., Any]]) -> Callable[..., Any]:
+    for extend in extensions:
+        override = extend(name, override)
+    return override
 
 
 def _remove_python_kernels() -> None:

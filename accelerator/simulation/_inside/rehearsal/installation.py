@@ -3,16 +3,32 @@
 from __future__ import annotations
 
 from ... import _settings
+from .. import ops
 from ..compiled import dynamo, library_ops, other_runtimes
-from . import collectives, cpu_fills, distributions, recorder, with_peers, without_peers
-from .overrides import override_library_op
+from . import (
+    collectives,
+    cpu_fills,
+    distributions,
+    host_values,
+    known_values,
+    memory_growth,
+    overrides,
+    recorder,
+    with_peers,
+    without_peers,
+)
 
 __all__ = ["install"]
 
 
 def install() -> None:
-    """Prepare this process. Imports and initializes nothing."""
-    library_ops.install(override_library_op)
+    """Replace torch's kernels, and prepare this process. Imports and initializes nothing."""
+    known_values.install()
+    host_values.install()
+    overrides.zero_memory_of_compiled_code()
+    extensions = (memory_growth.watched,) if _settings.read("rehearse") else ()
+    ops.install(ops.Overrides(overrides.rehearsal_override, overrides.copy_override, overrides.empty_overrides(), extensions))
+    library_ops.install(overrides.override_library_op)
     other_runtimes.install()
     dynamo.install()
     cpu_fills.install()

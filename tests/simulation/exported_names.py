@@ -17,11 +17,11 @@ from tests.simulation.native.elf import ElfSymbols
 
 NATIVE = Path(__file__).parents[2] / "accelerator/simulation/native"
 LISTS = {
-    "cudart": "runtime/names.h",
-    "cupti": "preload/cupti/names.h",
-    "nccl": "nccl/names.h",
-    "cuda": "driver/names.h",
-    "nvml": "nvml/names.h",
+    "cudart": "exported/runtime.h",
+    "cupti": "exported/cupti.h",
+    "nccl": "exported/nccl.h",
+    "cuda": "exported/driver.h",
+    "nvml": "exported/nvml.h",
 }
 LIBRARIES = {
     "cudart": {"12": "libcudart.so.12", "13": "libcudart.so.13"},

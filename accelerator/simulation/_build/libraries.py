@@ -74,8 +74,8 @@ class _Library(NamedTuple):
 
 
 _LIBRARIES = (
-    _Library("preload/libcudart.so.12", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "12"),
-    _Library("preload/libcudart.so.13", ("runtime", "races", "kernels"), "runtime/runtime.map.in", "13"),
+    _Library("preload/libcudart.so.12", ("runtime", "races", "ptx"), "runtime/runtime.map.in", "12"),
+    _Library("preload/libcudart.so.13", ("runtime", "races", "ptx"), "runtime/runtime.map.in", "13"),
     _Library("driver/libcuda.so.1", ("driver", "common", "faults"), "driver/driver.map"),
     _Library("nvml/libnvidia-ml.so.1", ("nvml", "common", "faults"), "nvml/nvml.map"),
     _Library("preload/libaccelerator-exit.so", ("preload/exit",), "preload/exit/exit.map"),
@@ -268,7 +268,7 @@ def _translator_sources() -> dict[str, bytes]:
 
     read(_package() / "_ptx", "translator/_ptx/")
     for name, content in _sources().items():
-        if name == _KERNEL_RUNS or (name.startswith("kernels/") and name.endswith(".h")):
+        if name == _KERNEL_RUNS or (name.startswith("ptx/") and name.endswith(".h")):
             sources[f"translator/native/{name}"] = content
     return dict(sorted(sources.items()))
 

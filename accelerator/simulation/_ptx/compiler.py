@@ -28,7 +28,7 @@ CACHE_SIZE = 1 << 30
 _ABANDONED_AFTER_S = 3600
 """Seconds after which a folder of a build is that of a killed process."""
 
-HEADERS = Path(__file__).parents[1] / "native" / "kernels"
+HEADERS = Path(__file__).parents[1] / "native" / "ptx"
 FLAGS = (
     *("-std=gnu11", "-O2", "-fPIC", "-shared", "-fvisibility=hidden", "-w", "-mcx16"),
     # PTX's integers wrap around, its memory has no types, and it says which operations are fused.

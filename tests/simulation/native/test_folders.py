@@ -19,7 +19,7 @@ from tests.support.simulation import linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free]
 
-SHARED = ("common", "interface")
+SHARED = ("common", "interface", "exported")
 FOLDERS = sorted({folder for library in libraries._LIBRARIES for folder in library.folders})
 Graph = Mapping[str, Mapping[str, set[str]]]
 

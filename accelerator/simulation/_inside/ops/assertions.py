@@ -75,7 +75,7 @@ def is_failed(op: str, error: Exception) -> bool:
 def fail(op: str, error: Exception, device: torch.device) -> None:
     """Print the line of a failed assertion and break the context of the device.
 
-    Block and thread are 0: the CPU's kernel does not say where. Translated kernels print theirs (``native/kernels/print.c``).
+    Block and thread are 0: the CPU's kernel does not say where. Translated kernels print theirs (``native/ptx/print.c``).
 
     Raises:
         RuntimeError: CUDA_LAUNCH_BLOCKING is 1; torch's error.

@@ -1,6 +1,6 @@
 /* Stubs of what is not simulated, for the names that NVIDIA's libraries export.
  *
- * The lists names.h call NAME for each function, and VARIANT for one that does the same as another. A library that misses
+ * The lists in exported/ call NAME for each function, and VARIANT for one that does the same as another. A library that misses
  * a name cannot be loaded. Stubs are weak: a function of another file takes the place of the stub of its name. */
 #ifndef ACCELERATOR_SIM_STUBS_H
 #define ACCELERATOR_SIM_STUBS_H

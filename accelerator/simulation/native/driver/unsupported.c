@@ -14,4 +14,4 @@ CALLED_BY_STUBS static CUresult refuse(const char *function)
         return refuse(__func__);                                                                                       \
     }
 
-#include "names.h"
+#include "exported/driver.h"

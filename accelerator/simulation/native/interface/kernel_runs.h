@@ -1,4 +1,4 @@
-/* What runtime/ and kernels/ share: translated kernels, and their launches. */
+/* What runtime/ and ptx/ share: translated kernels, and their launches. */
 #ifndef ACCELERATOR_SIM_KERNEL_RUNS_H
 #define ACCELERATOR_SIM_KERNEL_RUNS_H
 

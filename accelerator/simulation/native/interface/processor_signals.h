@@ -1,4 +1,4 @@
-/* Handlers of the processor's signals, such as SIGSEGV: kernels set one while they run (kernels/), race detection one for good. */
+/* Handlers of the processor's signals, such as SIGSEGV: kernels set one while they run (ptx/), race detection one for good. */
 #ifndef ACCELERATOR_SIM_PROCESSOR_SIGNALS_H
 #define ACCELERATOR_SIM_PROCESSOR_SIGNALS_H
 

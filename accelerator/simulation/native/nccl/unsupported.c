@@ -11,4 +11,4 @@ int fail(int result, const char *format, ...) __attribute__((format(printf, 2, 3
         return fail(INVALID_USAGE, "%s is not simulated", __func__);                                                   \
     }
 
-#include "names.h"
+#include "exported/nccl.h"

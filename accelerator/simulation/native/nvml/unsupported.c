@@ -29,4 +29,4 @@ CALLED_BY_STUBS static int refuse_device(const char *function, nvml_handle handl
         return refuse_device(__func__, handle);                                                                        \
     }
 
-#include "names.h"
+#include "exported/nvml.h"

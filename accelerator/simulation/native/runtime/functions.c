@@ -1,4 +1,4 @@
-/* The CUDA runtime: the calls for attributes and occupancy of kernels, which translated.c answers. A kernel that does not run
+/* The CUDA runtime: the calls for attributes and occupancy of kernels, which ptx_kernels.c answers. A kernel that does not run
  * has those of a small one. */
 #include "images.h"
 

@@ -78,11 +78,11 @@ bool has_kernel(const struct part *part, const char *name); /* of a part that is
 struct program *find_program(struct image *image, int architecture);
 void add_to_key(uint64_t key[2], const void *data, size_t size);
 
-/* translation.c. Returns a loaded library: of one kernel, or of the program's variables if the name is empty. If that is
+/* ptx_cache.c. Returns a loaded library: of one kernel, or of the program's variables if the name is empty. If that is
  * impossible, returns NULL and says why, and whether it stays so: another call may have the file or memory that this one lacks. */
 void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final);
 
-/* translated.c */
+/* ptx_kernels.c */
 struct translated *find_translated(struct image *image, const char *name, int architecture); /* NULL without memory */
 cudaError_t translate(struct translated *kernel); /* ERROR_NOT_SUPPORTED with a problem */
 /* Finds a variable of an image on a device, and allocates it. Returns ERROR_NOT_FOUND if the PTX has none of this name, and
@@ -96,11 +96,11 @@ void report_launch(struct translated *kernel, const struct sim_launch *shape, cu
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
 int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
 
-/* translated.c: attributes as the driver numbers them, of a kernel that runs; NULL for one that does not */
+/* ptx_kernels.c: attributes as the driver numbers them, of a kernel that runs; NULL for one that does not */
 cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value);
 cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value);
 
-/* kernels.c. Finds the image of a kernel by its host function, or NULL. The caller releases it. */
+/* registration.c. Finds the image of a kernel by its host function, or NULL. The caller releases it. */
 struct image *retain_kernel_image(const void *function, const char **name);
 
 /* functions.c. Finds a kernel of the program, or NULL. The caller releases its image. */

@@ -22,7 +22,7 @@
 
 typedef int cudaError_t;
 
-/* hooks.c. Each hook costs one branch while races are not to be found. */
+/* from_races.c. Each hook costs one branch while races are not to be found. */
 extern const struct race_hooks *race_hooks; /* or NULL */
 
 #define IF_RACES(call) \
@@ -312,7 +312,7 @@ const struct float_type *nan_check_type(const char *kernel); /* the type that a 
 bool is_barrier_kernel(const char *name);
 bool is_spin_kernel(const char *name);
 
-/* kernels.c */
+/* registration.c */
 struct simulated_kernel {
     const void *function;
     const struct work_type *type;

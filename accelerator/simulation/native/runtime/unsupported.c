@@ -1,4 +1,4 @@
-/* The CUDA runtime: entry points that are not simulated: each name of names.h that no other file defines is refused. */
+/* The CUDA runtime: entry points that are not simulated: each name of exported/runtime.h that no other file defines is refused. */
 #include "runtime.h"
 
 #include <stdio.h>
@@ -57,4 +57,4 @@ CALLED_BY_STUBS static cudaError_t refuse(const char *function)
 #define VARIANT_13 VARIANT
 #endif
 
-#include "names.h"
+#include "exported/runtime.h"

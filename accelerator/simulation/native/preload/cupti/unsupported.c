@@ -9,4 +9,4 @@ enum { NOT_INITIALIZED = 15 };
         return NOT_INITIALIZED;                                                                                        \
     }
 
-#include "names.h"
+#include "exported/cupti.h"

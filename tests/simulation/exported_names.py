@@ -67,7 +67,9 @@ def merge(lines: dict[str, set[str]]) -> list[str]:
 
 
 def write(name: str, lines: list[str]) -> None:
-    text = "/* Written by tests/simulation/exported_names.py. */\n" + "\n".join(sorted(lines)) + "\n"
+    ordered = sorted(lines)
+    rows = [" ".join(ordered[start : start + 10]) for start in range(0, len(ordered), 10)]
+    text = "\n".join(("/* Written by tests/simulation/exported_names.py. */", *rows, ""))
     (NATIVE / LISTS[name]).write_text(text)
 
 

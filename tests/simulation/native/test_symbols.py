@@ -104,7 +104,7 @@ REPLACED = {"libcudart.so.12", "libcudart.so.13", "libcupti.so.13", "libnccl.so.
 def read_listed_names(name: str, major: str = r"\d+") -> set[str]:
     """Return the names in a list that tests/simulation/exported_names.py wrote, of one major version or of all."""
     text = (NATIVE / LISTS[name]).read_text()
-    return set(re.findall(rf"^(?:NAME|DEVICE_NAME|VARIANT)(?:_{major})?\((\w+)", text, re.MULTILINE))
+    return set(re.findall(rf"\b(?:NAME|DEVICE_NAME|VARIANT)(?:_{major})?\((\w+)", text))
 
 
 def test_all_names_of_the_replaced_libraries_are_exported(torch_directory: Path, simulated: set[Symbol]) -> None:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
-from ._machine import accelerators, discovery_cache, environment, grammar, imports, torch_build
+from ._machine import discovery_cache, environment, imports, torch_build, vendors, visibility
 
 __all__ = [
     "communication_backend_name",
@@ -30,11 +30,11 @@ def device_type() -> str:
     return discovery_cache.current().device_type
 
 
-def _row() -> accelerators.Vendor:
+def _row() -> vendors.Vendor:
     """The vendor's row for the accelerator that torch is built for; CUDA's for a CPU build."""
     # Processes may be started on another machine than this, so the accelerator need not be present.
     device_type = discovery_cache.current().accelerator_type or "cuda"
-    return accelerators.get_row(device_type, is_hip=torch_build.is_rocm())
+    return vendors.get_row(device_type, is_hip=torch_build.is_rocm())
 
 
 def visible_devices_envs() -> tuple[str, ...]:
@@ -98,8 +98,8 @@ class _Limit(NamedTuple):
     entries: tuple[str, ...] | None
 
 
-def _limit(env: MutableMapping[str, str], row: accelerators.Vendor) -> _Limit:
-    is_cuda_list = row.grammar == accelerators.CUDA_LIST
+def _limit(env: MutableMapping[str, str], row: vendors.Vendor) -> _Limit:
+    is_cuda_list = row.grammar == vendors.CUDA_LIST
     variable = discovery_cache.backend().limiting_variable(env) if is_cuda_list else row.visible_devices[0]
     environment.check(env, (*row.visible_devices, variable))
     value = env.get(variable)
@@ -107,19 +107,19 @@ def _limit(env: MutableMapping[str, str], row: accelerators.Vendor) -> _Limit:
         count = _count(env, row)
         return _Limit(variable, "", None if count is None else tuple(map(str, range(count))))
     if is_cuda_list:
-        entries: tuple[str, ...] | None = grammar.listed(value)
-    elif row.grammar == accelerators.TILES:
+        entries: tuple[str, ...] | None = visibility.listed(value)
+    elif row.grammar == vendors.TILES:
         entries = _tiles(value, whole_cards=env.get("ZE_FLAT_DEVICE_HIERARCHY") == "COMPOSITE")
     else:
         entries = () if not value else tuple(value.split(",")) if re.fullmatch("[0-9]+(,[0-9]+)*", value) else None
     if entries is None:
-        raise ValueError(f"{variable}={grammar.quoted(value)} is not a list of devices; unset it")
+        raise ValueError(f"{variable}={visibility.quoted(value)} is not a list of devices; unset it")
     return _Limit(variable, value, entries)
 
 
-def _count(env: MutableMapping[str, str], row: accelerators.Vendor) -> int | None:
+def _count(env: MutableMapping[str, str], row: vendors.Vendor) -> int | None:
     """How many devices a process with this environment, which sets no variable, would see here; None if unknown."""
-    if row.grammar == accelerators.CUDA_LIST:
+    if row.grammar == vendors.CUDA_LIST:
         return discovery_cache.for_environment(env).count or None
     # The other process sees as many devices as this one, unless a variable limits this one.
     return None if any(name in os.environ for name in row.visible_devices) else discovery_cache.current().count or None
@@ -147,7 +147,7 @@ def _entry(identifier: int | str, limit: _Limit) -> str:
     if entries is None:
         return str(index)
     if index >= len(entries):
-        state = f"{variable}={grammar.quoted(value)} lists" if value or not entries else "the number of visible devices is"
+        state = f"{variable}={visibility.quoted(value)} lists" if value or not entries else "the number of visible devices is"
         raise ValueError(f"Device {index} is out of range: {state} {len(entries)}")
     return entries[index]
 
@@ -198,7 +198,7 @@ def communication_backend_name() -> str:
     backends = getattr(getattr(sys.modules.get("torch.distributed"), "Backend", None), "default_device_backend_map", {})
     registered: str | None = backends.get(used)
     # torch's backend for tests registers itself for each device type that has none.
-    name = registered if registered not in (None, "fake") else accelerators.get_row(used).communication_backend
+    name = registered if registered not in (None, "fake") else vendors.get_row(used).communication_backend
     return "gloo" if name == "nccl" and sys.platform == "win32" else name
 
 

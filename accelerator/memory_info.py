@@ -14,7 +14,6 @@ import sys
 
 from . import discovery
 from ._machine import (
-    accelerators,
     child_process,
     description,
     device_argument,
@@ -23,6 +22,7 @@ from ._machine import (
     process,
     torch_probe,
     torch_runtime,
+    vendors,
 )
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
@@ -178,7 +178,7 @@ def available_memory(device: Device = None) -> int:
 
 def _is_host_memory(result: DiscoveryResult, index: int) -> bool:
     # The free memory that such a device reports excludes pages that the kernel can evict at once.
-    if not result.count or accelerators.get_row(result.device_type).shares_host_memory:
+    if not result.count or vendors.get_row(result.device_type).shares_host_memory:
         return True
     return process.is_initialized() and bool(torch_runtime.property_of(index, "is_integrated"))
 

@@ -47,7 +47,9 @@ def first_sentence(comment: str) -> str:
 
 def sources() -> list[Path]:
     return sorted(
-        (path for path in PACKAGE.rglob("*.*") if path.suffix in SUFFIXES and path.parent.name != "exported"),  # which is written
+        (
+            path for path in PACKAGE.rglob("*.*") if path.suffix in SUFFIXES and path.parent.name != "exported"
+        ),  # which is written
         key=lambda path: (path.parent.as_posix(), path.name),
     )
 

@@ -103,7 +103,7 @@ VIOLATIONS = (
     ("_machine.nvml", "from .. import discovery", "_machine", "accelerator.discovery"),
     ("_machine.nvml", "def f():\n    import torch", "_machine", "torch"),
     ("devices", "from . import simulation", "devices", "accelerator.simulation"),
-    ("checkpointing.engine", "from .. import deepspeed_bridge", "checkpointing", "accelerator.deepspeed_bridge"),
+    ("checkpointing.checkpoint_call", "from .. import deepspeed_bridge", "checkpointing", "accelerator.deepspeed_bridge"),
     (
         "simulation._inside.compiled.dynamo",
         "from ..._outside import found_races",

@@ -17,11 +17,11 @@ from typing import Any
 import pytest
 
 import accelerator as acc
-from accelerator._machine import driver_probe, grammar, nvml
+from accelerator._machine import driver_probe, nvml, visibility
 from accelerator._machine.discovery_result import Failed
 from tests.ptx.driver import OLDEST_CUDA
 from tests.ptx.test_opcodes import all_programs as every_program
-from tests.queries.test_grammar import TABLE
+from tests.queries.test_visibility import TABLE
 from tests.simulation.faults.test_assertions import ASSERT, CALLS
 from tests.simulation.faults.test_assertions import PRELUDE as ASSERTIONS
 from tests.support import inherited_environment
@@ -296,7 +296,7 @@ def test_probe_lists_usable_devices(capsys: pytest.CaptureFixture[str]) -> None:
     assert listed.version == acc.driver_cuda_version()
     uuids = [device.uuid and device.uuid.partition("-")[2] for device in acc.visible_devices()]
     assert uuids == [device.uuid for device in listed.devices]
-    assert grammar.needs_uuids(f"GPU-{uuids[0]}")
+    assert visibility.needs_uuids(f"GPU-{uuids[0]}")
 
 
 # ---- What simulated GPUs assume. ----

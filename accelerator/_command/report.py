@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from .. import __version__, discovery, identity, monitoring, simulation
-from .._machine import accelerators, description, discovery_cache, driver, environment, grammar, nvml, torch_build
+from .._machine import description, discovery_cache, driver, environment, nvml, torch_build, vendors, visibility
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported, Reader
 
 SCHEMA = 1
@@ -181,7 +181,7 @@ def _reading(name: str) -> str:
     if name == "ACCELERATOR_BACKEND":
         return "the accelerator is not used" if value == "cpu" else "ignored: only 'cpu' has an effect"
     rocm = torch_build.is_rocm()
-    row = accelerators.get_row(discovery_cache.current().accelerator_type or "cpu", is_hip=rocm)
+    row = vendors.get_row(discovery_cache.current().accelerator_type or "cpu", is_hip=rocm)
     if name not in row.visible_devices + row.device_order:
         return UNREAD
     if driver.device_count() is not None:
@@ -194,7 +194,7 @@ def _reading(name: str) -> str:
     return _explained(selection)
 
 
-def _explained(selection: grammar.Selection) -> str:
+def _explained(selection: visibility.Selection) -> str:
     """The list entry by entry, as in "'0' is cuda:0, '2' is cuda:1, '-1' is negative, which ends the list"."""
     if not selection.entries:
         return "no device"

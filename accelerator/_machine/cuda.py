@@ -6,7 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import driver, driver_child, driver_probe, grammar, nvml, nvml_telemetry, torch_build
+from . import driver, driver_child, driver_probe, nvml, nvml_telemetry, torch_build, visibility
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, PhysicalGpu, failure_of
 
 FROM_DRIVER = "the driver, which is initialized in this process"
@@ -37,13 +37,13 @@ def discover(env: Mapping[str, str]) -> DiscoveryResult:
             # NVML without the driver library, as in a container with the "utility" capability only.
             return _result(env, FROM_NVML, problem=_NO_DRIVER, is_cacheable=False)
         problem, uncertain = None, str(error)
-    selection = grammar.select(visible, [grammar.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
-    if problem or grammar.hides_all(visible):
+    selection = visibility.select(visible, [visibility.Gpu(gpu.uuid or "", gpu.instances) for gpu in gpus])
+    if problem or visibility.hides_all(visible):
         return _result(env, FROM_NVML, problem=problem or _nothing_visible(visible, gpus, selection), selection=selection)
     devices = tuple(DiscoveredDevice(gpus[target.gpu], target.instance) for target in selection.targets)
     problem = None if devices else _nothing_visible(visible, gpus, selection)
     by_nvml = _result(env, FROM_NVML, len(devices), devices, problem=problem, selection=selection)
-    is_ordered = order == "PCI_BUS_ID" or grammar.needs_uuids(visible) or _alike(gpus)
+    is_ordered = order == "PCI_BUS_ID" or visibility.needs_uuids(visible) or _alike(gpus)
     uncertain = uncertain or _uncertain(visible, gpus, is_ordered=is_ordered)
     if uncertain and driver.is_installed():
         return _from_probe(env, uncertain, by_nvml)
@@ -148,7 +148,7 @@ def _result(
     devices: Any = (),
     *,
     problem: str | None = None,
-    selection: grammar.Selection | None = None,
+    selection: visibility.Selection | None = None,
     is_cacheable: bool = True,
 ) -> DiscoveryResult:
     return DiscoveryResult(
@@ -172,7 +172,7 @@ def _alike(gpus: Sequence[PhysicalGpu]) -> bool:
 
 def _uncertain(visible: str | None, gpus: Sequence[PhysicalGpu], *, is_ordered: bool) -> str | None:
     """Why NVML's list does not determine the number of devices, or None."""
-    if grammar.needs_uuids(visible) and any(gpu.uuid is None for gpu in gpus):
+    if visibility.needs_uuids(visible) and any(gpu.uuid is None for gpu in gpus):
         return "NVML does not report the UUIDs that CUDA_VISIBLE_DEVICES refers to"
     if not is_ordered and any(gpu.instances is not None for gpu in gpus):
         return "NVML does not report which of different GPUs comes first"
@@ -188,7 +188,7 @@ def _from_probe(env: Mapping[str, str], nvml_problem: str, by_nvml: DiscoveryRes
         by_nvml: the result according to NVML's list.
     """
     visible = env.get("CUDA_VISIBLE_DEVICES")
-    if grammar.hides_all(visible):
+    if visibility.hides_all(visible):
         return _result(env, FROM_NVML, problem=f"{_hidden(visible)}; {nvml_problem}")
     probed = driver_probe.run(_probed_variables(env))
     # No result is cached here: NVML may work again in a second. The probe's own result is cached for longer.
@@ -264,7 +264,7 @@ def _too_old(driver: tuple[int, int]) -> str | None:
     )
 
 
-def _nothing_visible(visible: str | None, gpus: Sequence[PhysicalGpu], selection: grammar.Selection) -> str:
+def _nothing_visible(visible: str | None, gpus: Sequence[PhysicalGpu], selection: visibility.Selection) -> str:
     if not gpus:
         return "the NVIDIA driver finds no GPU"
     return _hidden(visible, selection.problem) or (
@@ -272,10 +272,10 @@ def _nothing_visible(visible: str | None, gpus: Sequence[PhysicalGpu], selection
     )
 
 
-def _hidden(visible: str | None, entry: grammar.Entry | None = None) -> str | None:
+def _hidden(visible: str | None, entry: visibility.Entry | None = None) -> str | None:
     if visible is None:
         return None
     if visible == "":
         return "CUDA_VISIBLE_DEVICES is set to an empty string, which hides every GPU; unset it or name devices"
-    because = f": {grammar.quoted(entry.text)} {entry.problem}" if entry else ""
-    return f"CUDA_VISIBLE_DEVICES={grammar.quoted(visible)} hides every GPU{because}"
+    because = f": {visibility.quoted(entry.text)} {entry.problem}" if entry else ""
+    return f"CUDA_VISIBLE_DEVICES={visibility.quoted(visible)} hides every GPU{because}"

@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import (
-    accelerators,
     child_process,
     cuda,
     driver,
@@ -24,6 +23,7 @@ from . import (
     torch_build,
     torch_probe,
     torch_runtime,
+    vendors,
 )
 from .discovery_result import RETRY_AFTER_S, Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
 from .driver_child import DriverDevice
@@ -97,7 +97,7 @@ def for_environment(env: Mapping[str, str]) -> DiscoveryResult:
         return _without_accelerator(_cpu_build(), env)
     if accelerator == "cuda":
         return backend().discover(env)
-    row = accelerators.get_row(accelerator)
+    row = vendors.get_row(accelerator)
     is_alike = all(env.get(name) == os.environ.get(name) for name in row.visible_devices)
     # The other process neither inherits this one's choice of the CPU, nor its failure, nor what it has initialized.
     if is_alike and not (_chooses_cpu(os.environ) or _failure or process.is_initialized()):
@@ -147,7 +147,7 @@ def _chooses_cpu(env: Mapping[str, str]) -> bool:
 def _from_torch(accelerator: str, env: Mapping[str, str]) -> DiscoveryResult:
     """The devices of an accelerator that only torch knows, from the imported torch or from a child process."""
     module = process.torch_device_module()
-    can_count = process.is_initialized() or not accelerators.get_row(accelerator).counting_may_initialize
+    can_count = process.is_initialized() or not vendors.get_row(accelerator).counting_may_initialize
     if module is not None and can_count:
         return _of_imported_torch(module, accelerator, env)
     try:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias
 
-from . import grammar
+from . import visibility
 from .driver_child import DriverDevice
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ class PhysicalGpu(NamedTuple):
     handle: Any
     uuid: str | None
     name: str | None
-    instances: tuple[grammar.Instance, ...] | None = None
+    instances: tuple[visibility.Instance, ...] | None = None
     problem: str | None = None
 
 
@@ -72,7 +72,7 @@ class DiscoveredDevice(NamedTuple):
     """
 
     gpu: PhysicalGpu | None
-    instance: grammar.Instance | None = None
+    instance: visibility.Instance | None = None
     driver: DriverDevice | None = None
     torch_index: int | None = None
 
@@ -176,7 +176,7 @@ class DiscoveryResult:
         environment: Mapping[str, str],
         accelerator_type: str | None = None,
         backend: Backend | None = None,
-        selection: grammar.Selection | None = None,
+        selection: visibility.Selection | None = None,
         is_cacheable: bool = True,
     ) -> None:
         self.count, self.problem, self.source, self.environment = count, problem, source, environment

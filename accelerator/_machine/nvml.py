@@ -14,7 +14,7 @@ from typing import Any, NamedTuple, TypeVar
 
 from . import imports, process
 from .discovery_result import RETRY_AFTER_S, Failed, NotSupported, PhysicalGpu
-from .grammar import Instance
+from .visibility import Instance
 
 LIBRARY_NOT_FOUND = 12
 

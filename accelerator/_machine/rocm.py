@@ -7,7 +7,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from . import amdsmi, driver_child, driver_probe, grammar, nvml, torch_build
+from . import amdsmi, driver_child, driver_probe, nvml, torch_build, visibility
 from .discovery_result import DiscoveredDevice, DiscoveryResult, Failed, failure_of
 
 FROM_AMDSMI = "amdsmi and the environment"
@@ -145,7 +145,7 @@ def _result(
     source: str,
     devices: tuple[DiscoveredDevice, ...] = (),
     *,
-    selection: grammar.Selection | None = None,
+    selection: visibility.Selection | None = None,
     is_cacheable: bool = True,
 ) -> DiscoveryResult:
     return DiscoveryResult(
@@ -160,22 +160,22 @@ def _result(
 
 def _select(
     env: Mapping[str, str], listed: Sequence[DiscoveredDevice]
-) -> tuple[Sequence[DiscoveredDevice], str | None, grammar.Selection | None]:
+) -> tuple[Sequence[DiscoveredDevice], str | None, visibility.Selection | None]:
     """Apply the variables one after the other, each to the devices that the previous one selected."""
     selection, hidden_by = None, None
     # The driver below HIP reads its own variable first.
     for variable in ("ROCR_VISIBLE_DEVICES", limiting_variable(env)):
         value = env.get(variable)
         if value is not None and listed:
-            selection = grammar.select(value, [grammar.Gpu(device.uuid or "GPU-") for device in listed])
+            selection = visibility.select(value, [visibility.Gpu(device.uuid or "GPU-") for device in listed])
             listed, hidden_by = [listed[target.gpu] for target in selection.targets], variable
     return listed, hidden_by, selection
 
 
-def _hidden(variable: str, env: Mapping[str, str], selection: grammar.Selection | None = None) -> str:
+def _hidden(variable: str, env: Mapping[str, str], selection: visibility.Selection | None = None) -> str:
     entry = selection and selection.problem
-    because = f": {grammar.quoted(entry.text)} {entry.problem}" if entry else ""
-    return f"{variable}={grammar.quoted(env.get(variable, ''))} hides every GPU{because}"
+    because = f": {visibility.quoted(entry.text)} {entry.problem}" if entry else ""
+    return f"{variable}={visibility.quoted(env.get(variable, ''))} hides every GPU{because}"
 
 
 def library() -> str:

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from . import accelerators, process
+from . import process, vendors
 from .discovery_result import Failed, NotSupported
 from .driver_child import DriverDevice
 
@@ -95,8 +95,8 @@ def _read_memory(index: int) -> tuple[int, int, int]:
     return free, total, total - free
 
 
-def _row() -> accelerators.Vendor:
-    return accelerators.get_row(process.torch_accelerator_type() or "cpu")
+def _row() -> vendors.Vendor:
+    return vendors.get_row(process.torch_accelerator_type() or "cpu")
 
 
 def library_problem() -> str:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, NoReturn
 
 import torch
 
-from .._machine import accelerators, device_argument, discovery_cache, process
+from .._machine import device_argument, discovery_cache, process, vendors
 from .._machine.discovery_result import NotSupported
 from .bindings import get_index
 
@@ -58,9 +58,9 @@ class RuntimeState(NamedTuple):
         return getattr(torch, self.device_type)
 
     @property
-    def vendor(self) -> accelerators.Vendor:
+    def vendor(self) -> vendors.Vendor:
         """The row of the vendor table for the device type."""
-        return accelerators.get_row(self.device_type, is_hip=torch.version.hip is not None)
+        return vendors.get_row(self.device_type, is_hip=torch.version.hip is not None)
 
     @property
     def module_arguments(self) -> tuple[int, ...]:

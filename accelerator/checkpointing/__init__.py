@@ -10,7 +10,15 @@ from __future__ import annotations
 from typing import Any
 
 from . import configuration as _configuration
-from .compatibility import (
+from .checkpoint_call import checkpoint, non_reentrant_checkpoint
+from .configuration import (
+    configure,
+    is_configured,
+    partition_activations_in_checkpoint,
+    reset,
+    set_num_layers,
+)
+from .deepspeed.helpers import (
     CheckpointFunction,
     detach_variable,
     extract_tensors,
@@ -23,17 +31,9 @@ from .compatibility import (
     merge_tensors,
     partition_activations,
 )
-from .configuration import (
-    configure,
-    is_configured,
-    partition_activations_in_checkpoint,
-    reset,
-    set_num_layers,
-)
-from .engine import checkpoint, non_reentrant_checkpoint
-from .offload_engine import get_offloaded_activations_for_backward, restore_offloaded_activations
+from .deepspeed.offload_engine import get_offloaded_activations_for_backward, restore_offloaded_activations
+from .deepspeed.seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
 from .rng_tracker import CudaRNGStatesTracker, get_cuda_rng_tracker
-from .seeds import model_parallel_cuda_manual_seed, model_parallel_reconfigure_tp_seed
 from .timing import RegionTimes, region_times
 
 __all__ = [

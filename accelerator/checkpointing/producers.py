@@ -1,4 +1,4 @@
-"""Finding the checkpoint that made an argument: backward reaches it next, and `frames.py` fetches its arguments early.
+"""Finding the checkpoint that made an argument: backward reaches it next, and `recomputation.py` fetches its arguments early.
 
 A checkpoint tags the autograd nodes of its outputs. The next checkpoint finds the tag at its arguments. The result depends
 only on the graph, which is the same on every rank: ranks must agree on what they gather early.

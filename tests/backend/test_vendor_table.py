@@ -11,7 +11,7 @@ pytestmark = pytest.mark.xdist_group("hostacc")
 PRELUDE = """
 import pytest, torch
 import accelerator as acc
-from accelerator._machine import accelerators
+from accelerator._machine import vendors
 
 module = torch.hostacc
 """
@@ -24,11 +24,11 @@ def test_vendor_table_columns_take_effect(hostacc: Server) -> None:
 from types import SimpleNamespace
 from accelerator._machine import triton
 from accelerator._torch import bindings
-row = accelerators.Vendor(
+row = vendors.Vendor(
     "hostacc", compile_backend="fake", is_synchronized=True, use_host_timers=False, resolves_data_dependency=True,
     handles_memory_backpressure=False, op_builders="fake", graph_class="FakeGraph", has_triton=True, range_module="ranges",
 )
-accelerators._TABLE["hostacc"] = row
+vendors._TABLE["hostacc"] = row
 triton.is_usable = lambda: True
 assert (acc.is_synchronized_device(), acc.use_host_timers()) == (True, False)
 assert (acc.resolves_data_dependency(), acc.handles_memory_backpressure()) == (True, False)
@@ -94,8 +94,8 @@ module.clock_rate = clock_rate
 # The unit of the figures is unknown, because the vendor table has no entry for the module.
 with pytest.raises(RuntimeError, match="Host accelerator 0"):
     acc.utilization(0)
-row = accelerators.Vendor("hostacc", telemetry={"utilization": 1, "power_draw": 1000, "clock_rate": 1})
-accelerators._TABLE["hostacc"] = row
+row = vendors.Vendor("hostacc", telemetry={"utilization": 1, "power_draw": 1000, "clock_rate": 1})
+vendors._TABLE["hostacc"] = row
 assert acc.utilization(0) == acc.utilization("hostacc:0") == acc.utilization() == 42
 assert acc.power_draw() == 12_500 and acc.device_memory_used() == 2
 with pytest.raises(RuntimeError, match="pyzes is missing"):
@@ -130,12 +130,12 @@ def test_memory_figures(hostacc: Server) -> None:
 from types import SimpleNamespace
 from accelerator._machine import host_memory
 acc.init()
-accelerators._TABLE["hostacc"] = accelerators.Vendor("hostacc", memory_limits=("Limit", "InUse"))
+vendors._TABLE["hostacc"] = vendors.Vendor("hostacc", memory_limits=("Limit", "InUse"))
 module.memory = SimpleNamespace(memory_stats=lambda index: {"Limit": 50 + index, "InUse": 20})
 assert acc.get_memory_info(1) == (31, 51) and acc.total_memory() == 50 and acc.available_memory() == 30
 
 # Like MPS: no device memory, and functions with other names and without a device argument.
-accelerators._TABLE["hostacc"] = accelerators.get_row("mps")._replace(device_type="hostacc")
+vendors._TABLE["hostacc"] = vendors.get_row("mps")._replace(device_type="hostacc")
 module.current_allocated_memory = lambda: 7
 fractions = []
 module.set_per_process_memory_fraction = fractions.append

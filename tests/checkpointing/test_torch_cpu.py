@@ -15,7 +15,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch import nn
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import EARLY_STOP_BYTES
+from accelerator.checkpointing.recomputation import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import (
     ALL_CHECKPOINTS,
     OURS,

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import EARLY_STOP_BYTES
+from accelerator.checkpointing.recomputation import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import ALL_CHECKPOINTS, OURS, Checkpoint, leaf, none, torch_non_reentrant
 
 all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])

@@ -15,7 +15,7 @@ import torch.utils.checkpoint as torch_checkpoint
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator import checkpointing
-from accelerator.checkpointing.frames import EARLY_STOP_BYTES
+from accelerator.checkpointing.recomputation import EARLY_STOP_BYTES
 from tests.support.checkpointing_cases import ALL_CHECKPOINTS, Checkpoint, leaf, selective, torch_non_reentrant
 
 all_checkpoints = pytest.mark.parametrize("ckpt", ALL_CHECKPOINTS, ids=["checkpoint", "non_reentrant", "torch"])

@@ -11,7 +11,7 @@ import pytest
 
 import accelerator as acc
 from accelerator import launching
-from accelerator._machine import accelerators, discovery_cache, rocm, torch_build
+from accelerator._machine import discovery_cache, rocm, torch_build, vendors
 
 pytestmark = pytest.mark.torch_free
 
@@ -127,7 +127,7 @@ def test_whole_cards_group_the_tiles_of_a_card(mask: str, expected: tuple[str, .
 
 def use_row(device_type: str, monkeypatch: pytest.MonkeyPatch, count: int = 0) -> str:
     """Pretend that torch is built for an accelerator with ``count`` devices; return the variable that hides them."""
-    row = accelerators.get_row(device_type)
+    row = vendors.get_row(device_type)
     monkeypatch.setattr(launching, "_row", lambda: row)
     monkeypatch.setattr(discovery_cache, "current", lambda: SimpleNamespace(count=count))
     for name in row.visible_devices:
@@ -177,7 +177,7 @@ def test_wrong_ids_in_variables_of_other_vendors(
 
 @pytest.mark.parametrize("variable", ["CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES"])
 def test_rocm_ids_index_either_visible_devices_variable(variable: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    row = accelerators.get_row("cuda", is_hip=True)
+    row = vendors.get_row("cuda", is_hip=True)
     monkeypatch.setattr(launching, "_row", lambda: row)
     monkeypatch.setattr(discovery_cache, "backend", lambda: rocm)
     assert acc.set_visible_devices_envs({variable: "4,5"}, [1])["HIP_VISIBLE_DEVICES"] == "5"
@@ -199,7 +199,7 @@ def test_variable_that_is_no_str_raises(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 def test_accelerator_without_visible_devices_variable(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(launching, "_row", lambda: accelerators.get_row("mtia"))
+    monkeypatch.setattr(launching, "_row", lambda: vendors.get_row("mtia"))
     assert acc.visible_devices_envs() == ()
     with pytest.raises(RuntimeError) as error:
         acc.set_visible_devices_envs({}, [0])
@@ -210,7 +210,7 @@ def test_accelerator_without_visible_devices_variable(monkeypatch: pytest.Monkey
 def test_vendor_row_of_this_torch(accelerator_type: str | None, is_rocm: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(discovery_cache, "current", lambda: SimpleNamespace(accelerator_type=accelerator_type))
     monkeypatch.setattr(torch_build, "is_rocm", lambda: is_rocm)
-    assert launching._row() is accelerators.get_row(accelerator_type or "cuda", is_hip=is_rocm)
+    assert launching._row() is vendors.get_row(accelerator_type or "cuda", is_hip=is_rocm)
 
 
 @pytest.mark.parametrize(("count", "expected"), [(0, ()), (1, ("NCCL",))])

@@ -14,7 +14,7 @@ from accelerator import memory_info
 from accelerator._machine import amdsmi, cuda, discovery_cache, host_memory, torch_build, torch_probe
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported, PhysicalGpu
 from accelerator._machine.driver_child import DriverDevice
-from accelerator._machine.grammar import Instance
+from accelerator._machine.visibility import Instance
 from tests.support.discovery import evaluate_simulated, on_simulated_gpus
 
 GIB = 2**30

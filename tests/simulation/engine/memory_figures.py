@@ -33,7 +33,7 @@ def measure() -> dict[str, list[list[int]]]:
     """Return by sample the changes of the figures in each run."""
     import torch
 
-    from tests.simulation.kernels import operators
+    from tests.simulation.ops import operators
 
     figures: dict[str, list[list[int]]] = {}
     samples: list[Any] = []

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from tests.simulation.kernels import operators
+from tests.simulation.ops import operators
 
 
 def describe(value: Any) -> Any:

@@ -22,7 +22,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
 import accelerator as acc
-from tests.simulation.kernels import operators
+from tests.simulation.ops import operators
 from tests.simulation.trainings import trainings
 from tests.simulation.trainings.trainings import train
 

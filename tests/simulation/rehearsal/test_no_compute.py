@@ -533,14 +533,14 @@ def test_what_a_gpu_refuses_is_refused(compute: bool) -> None:
 
 
 def test_numbers_on_the_host_are_taken() -> None:
-    from tests.simulation.kernels.test_host_arguments_simulated import REFUSED as REFUSED_NUMBERS
-    from tests.simulation.kernels.test_host_arguments_simulated import TAKEN
+    from tests.simulation.ops.test_host_arguments_simulated import REFUSED as REFUSED_NUMBERS
+    from tests.simulation.ops.test_host_arguments_simulated import TAKEN
 
     run(
         f"""
         import pytest
         import torch
-        from tests.simulation.kernels.test_host_arguments_simulated import REFUSED, TAKEN
+        from tests.simulation.ops.test_host_arguments_simulated import REFUSED, TAKEN
         x, number = torch.empty(1000, device="cuda")[:3], torch.tensor(1.0)
         for name in {[*TAKEN]!r}:
             assert TAKEN[name](x, number).shape == (3,), name

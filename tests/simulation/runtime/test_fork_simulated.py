@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from tests.programs import in_child
-from tests.simulation.kernels import operators
+from tests.simulation.ops import operators
 
 pytestmark = pytest.mark.xdist_group("operators")
 

@@ -2,7 +2,7 @@
 
 Each table in ``dtypes.json`` is named after the first version of torch that it describes. CUDA refuses some types that the
 CPU's kernel supports. It supports others that the CPU's kernel does not support: those are computed in a wider type and rounded
-once. Tests generate the tables from PyTorch's operator database (``python -m tests.simulation.kernels.make_dtype_tables``).
+once. Tests generate the tables from PyTorch's operator database (``python -m tests.simulation.ops.make_dtype_tables``).
 """
 
 from __future__ import annotations

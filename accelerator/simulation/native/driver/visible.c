@@ -2,7 +2,7 @@
  *
  * The CUDA guide leaves some of the grammar open. As with the driver of CUDA 13.0, the first invalid entry ends the list, a
  * repeat before it is an error, and UUIDs are compared digit by digit. GPUs with MIG on follow PyTorch's own parser.
- * Queries have the same grammar in Python (_machine/grammar.py). */
+ * Queries have the same grammar in Python (_machine/visibility.py). */
 #include <limits.h>
 #include <stdio.h>
 #include <stdlib.h>

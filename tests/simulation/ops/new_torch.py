@@ -119,7 +119,7 @@ def dtype_tables() -> Iterator[str]:
     tables = json.loads((ROOT / "accelerator/simulation/_inside/ops/dtypes.json").read_text(encoding="utf-8"))
     if values.release(torch.__version__) > max(map(values.release, tables)):
         yield "the newest table is older: run tests.simulation.kernels.make_dtype_tables"
-    from tests.simulation.kernels import operators
+    from tests.simulation.ops import operators
 
     registered = {
         name.removeprefix("aten::").partition(".")[0] for name in torch._C._dispatch_get_registrations_for_dispatch_key("CUDA")
@@ -143,7 +143,7 @@ def determinism() -> Iterator[str]:
         "-q",
         "-p",
         "no:cacheprovider",
-        "tests/simulation/kernels/test_refusals_simulated.py",
+        "tests/simulation/ops/test_refusals_simulated.py",
     ]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     if done.returncode != 0:
@@ -152,7 +152,7 @@ def determinism() -> Iterator[str]:
 
 def operator_sample() -> Iterator[str]:
     """Compare a sample of the operator database with the CPU, forward and backward."""
-    from tests.simulation.kernels import operators, test_op_db_simulated
+    from tests.simulation.ops import operators, test_op_db_simulated
 
     entries = operators.entries()
     for name in test_op_db_simulated.sample():

@@ -13,7 +13,7 @@ from collections.abc import Iterable
 import pytest
 import torch
 
-from tests.simulation.kernels import lockstep, operators
+from tests.simulation.ops import lockstep, operators
 
 # Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from accelerator.simulation._settings.torch_versions import NEWEST_TORCH, release
-from tests.simulation.kernels import operators
+from tests.simulation.ops import operators
 
 # Run in one worker of xdist, because importing the database takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("operators")

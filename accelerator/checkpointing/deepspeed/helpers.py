@@ -8,9 +8,9 @@ from typing import Any
 
 import torch
 
-from . import configuration, partition, transfers
-from .engine import checkpoint
-from .groups import SINGLE_RANK, Group
+from .. import configuration, partition, transfers
+from ..checkpoint_call import checkpoint
+from ..groups import SINGLE_RANK, Group
 
 __all__ = [
     "CheckpointFunction",

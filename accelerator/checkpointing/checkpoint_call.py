@@ -11,7 +11,7 @@ import torch.utils.checkpoint as torch_checkpoint
 
 from . import bindings, configuration, producers
 from .containers import tensors_in
-from .frames import Frame
+from .recomputation import Frame
 from .rng_tracker import tracker
 
 __all__ = ["checkpoint", "non_reentrant_checkpoint"]

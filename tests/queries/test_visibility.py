@@ -17,8 +17,8 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 
-from accelerator._machine import grammar
-from accelerator._machine.grammar import Gpu, Instance
+from accelerator._machine import visibility
+from accelerator._machine.visibility import Gpu, Instance
 from tests.support import sample, simulated_environment
 from tests.support.discovery import DRIVER, on_simulated_gpus, simulated_driver
 
@@ -30,7 +30,7 @@ FOUR = [Gpu(uuid) for uuid in (A, B, C, D)]
 
 def chosen(text: str | None, gpus: list[Gpu] | None = None) -> list[Any]:
     """Return what the variable selects: indices of GPUs, or pairs of an index and a MIG instance."""
-    selection = grammar.select(text, FOUR if gpus is None else gpus)
+    selection = visibility.select(text, FOUR if gpus is None else gpus)
     return [(target.gpu, target.instance.gi) if target.instance else target.gpu for target in selection.targets]
 
 
@@ -224,7 +224,7 @@ def test_problem_of_a_mig_gpu_without_instances(text: str) -> None:
     [(200, repr("x" * 200)), (201, repr("x" * 100) + "... (201 characters)")],
 )
 def test_problem_shortens_long_entries(length: int, expected: str) -> None:
-    assert grammar.quoted("x" * length) == expected
+    assert visibility.quoted("x" * length) == expected
 
 
 @pytest.mark.parametrize(
@@ -236,24 +236,26 @@ def test_problem_shortens_long_entries(length: int, expected: str) -> None:
      ("GPU-", True, True), ("GPU-x", True, True), (f"MIG-{A}/1/0", True, False)],
 )  # fmt: skip
 def test_needs_uuids_and_hides_all(text: str | None, needs_uuids: bool, hides_all: bool) -> None:
-    assert (grammar.needs_uuids(text), grammar.hides_all(text)) == (needs_uuids, hides_all)
+    assert (visibility.needs_uuids(text), visibility.hides_all(text)) == (needs_uuids, hides_all)
 
 
 def assert_problem(text: str, gpus: list[Gpu], problem: str) -> None:
-    entry = grammar.select(text, gpus).problem
+    entry = visibility.select(text, gpus).problem
     assert entry is not None
     assert f"{entry.text!r} {entry.problem}" == problem
 
 
 def test_each_entry_has_a_target_or_a_problem() -> None:
     def read(text: str) -> list[Any]:
-        return [(entry.text, entry.target and entry.target.gpu, entry.problem) for entry in grammar.select(text, FOUR).entries]
+        return [
+            (entry.text, entry.target and entry.target.gpu, entry.problem) for entry in visibility.select(text, FOUR).entries
+        ]
 
     ends, empties = "is negative, which ends the list", "repeats an earlier entry, which empties the whole list"
     assert read("0,2,-1,1") == [("0", 0, None), ("2", 2, None), ("-1", None, ends), ("1", None, None)]
     assert read("0,1,0,2") == [("0", None, None), ("1", None, None), ("0", None, empties), ("2", None, None)]
     assert read("2,0") == [("2", 2, None), ("0", 0, None)]
-    assert grammar.select("2,0", FOUR).problem is None
+    assert visibility.select("2,0", FOUR).problem is None
     assert read("") == []
 
 
@@ -325,7 +327,7 @@ class Machine:
         gpus = self.gpus
         if order != "PCI_BUS_ID":
             gpus = [gpus[i] for i in sorted(range(len(gpus)), key=lambda i: -self.speeds[i])]
-        targets = grammar.select(value, gpus).targets
+        targets = visibility.select(value, gpus).targets
         uuids = [target.instance.uuid if target.instance else gpus[target.gpu].uuid for target in targets]
         return [uuid.partition("-")[2].replace("-", "") for uuid in uuids]
 
@@ -446,8 +448,8 @@ def check_torchs_devices(value: str | None) -> None:
     if value is not None and re.search(r"[\x1c-\x1f]|[0-9]{19}", value):
         return
     # It also empties a list for a repeat after an entry that has ended the list, and for a repeat of an unknown device.
-    entries = grammar.entries(value or "")
-    texts = (value or "").split(",") if grammar.needs_uuids(value) else entries
+    entries = visibility.entries(value or "")
+    texts = (value or "").split(",") if visibility.needs_uuids(value) else entries
     if len(set(texts)) < len(texts):
         return
     # And it compares UUIDs as texts.
@@ -477,15 +479,15 @@ def test_many_values_select_torchs_devices(value: str | None) -> None:
     st.sampled_from([FOUR, DIVIDED, EMPTY, [Gpu(A, (Instance("MIG-" + A[4:], 1, 0),))]]),
 )
 def test_what_hides_all_devices_selects_none(value: str, gpus: list[Gpu]) -> None:
-    assert chosen(value, gpus) == [] or not grammar.hides_all(value)
+    assert chosen(value, gpus) == [] or not visibility.hides_all(value)
 
 
 @settings(max_examples=200, deadline=None)
 @given(st.text(), st.lists(st.sampled_from([Gpu(""), Gpu("GPU-"), *FOUR, *DIVIDED, *EMPTY]), max_size=4))
 def test_generated_values_raise_nothing(text: str, gpus: list[Gpu]) -> None:
-    selection = grammar.select(text, gpus)
+    selection = visibility.select(text, gpus)
     assert len(selection.targets) <= max(len(gpus), 1)
-    listed = grammar.listed(text)
+    listed = visibility.listed(text)
     assert all("," not in entry for entry in listed)
     # listed() does not know the machine, so it returns at least as many entries as the machine has targets.
     assert len(listed) >= len(selection.targets) or not listed or selection.targets == ()

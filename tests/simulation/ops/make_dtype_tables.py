@@ -30,7 +30,7 @@ from torch.utils import _pytree as pytree
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from accelerator.simulation._settings.torch_versions import release
-from tests.simulation.kernels import cuda_statements, operators
+from tests.simulation.ops import cuda_statements, operators
 from tests.support import ROOT
 
 if TYPE_CHECKING:

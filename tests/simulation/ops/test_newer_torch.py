@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from accelerator.simulation._settings import torch_versions
-from tests.simulation.kernels import new_torch
+from tests.simulation.ops import new_torch
 from tests.support import ROOT, simulated_environment
 from tests.support.simulation_driver import needs_cuda_torch
 

@@ -11,8 +11,8 @@ import torch
 from torch.nn import functional as F
 
 from accelerator.simulation._settings.torch_versions import release
-from tests.simulation.kernels import operators
-from tests.simulation.kernels.make_dtype_tables import STATED, samples
+from tests.simulation.ops import operators
+from tests.simulation.ops.make_dtype_tables import STATED, samples
 
 # Entries and types that fail here, although CUDA supports them according to torch's database, and why.
 FAILING = {

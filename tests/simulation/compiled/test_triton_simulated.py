@@ -663,7 +663,7 @@ def test_persistent_kernel() -> None:
 @pytest.mark.skipif(torch.__version__ < (2, 9), reason="torch 2.8's Triton links its launcher with libcuda.so, which CI lacks")
 def test_launch_without_triton_raises() -> None:
     program = f"import sys; sys.path.insert(0, {__file__!r}.rpartition('/tests/')[0]); import pytest, torch\n"
-    program += "import tests.simulation.compile.test_triton_simulated as t\n"
+    program += "import tests.simulation.compiled.test_triton_simulated as t\n"
     program += "try:\n    t.add(t.randn(4), t.randn(4))\nexcept Exception as error:\n    print(type(error).__name__, error)\n"
     done = subprocess.run(
         [sys.executable, "-c", program], env=simulated_environment(triton=False), capture_output=True, text=True

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from ..random import default_generator
-from . import configuration
-from .rng_tracker import MODEL_PARALLEL, check_seed, tracker
+from ...random import default_generator
+from .. import configuration
+from ..rng_tracker import MODEL_PARALLEL, check_seed, tracker
 
 __all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
 

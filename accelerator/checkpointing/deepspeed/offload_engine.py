@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from .compatibility import is_activation_to_checkpoint
+from .helpers import is_activation_to_checkpoint
 
 __all__ = ["get_offloaded_activations_for_backward", "restore_offloaded_activations"]
 

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 import torch
 from torch.utils import _pytree as pytree
 
-from tests.simulation.kernels import operators
+from tests.simulation.ops import operators
 
 CALLS = 3
 # What an ``out=`` argument may be, from the result.

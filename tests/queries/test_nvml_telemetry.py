@@ -100,6 +100,8 @@ def test_name_is_a_str_and_capability_a_tuple(monkeypatch: pytest.MonkeyPatch) -
 def test_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(nvml_telemetry, "_memory_info", {HANDLE: SimpleNamespace(free=1, total=3, used=2)}.get)
     assert nvml_telemetry.read(HANDLE, "memory") == (1, 3, 2)
+    monkeypatch.setattr(nvml_telemetry, "_memory_info", {HANDLE: SimpleNamespace(free=1, total=8, used=2, reserved=5)}.get)
+    assert nvml_telemetry.read(HANDLE, "memory") == (1, 3, 2)  # CUDA's total, which excludes what the driver reserves
     monkeypatch.setattr(nvml_telemetry, "_memory_info", {HANDLE: SimpleNamespace(free=0, total=0, used=0)}.get)
     with pytest.raises(NotSupported) as error:
         nvml_telemetry.read(HANDLE, "memory")

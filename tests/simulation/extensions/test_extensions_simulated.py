@@ -118,18 +118,31 @@ def test_an_inline_variable_of_two_modules_is_one() -> None:
     assert value.value == 103
 
 
-def test_dynamic_shared_memory_and_its_limit() -> None:
+@pytest.mark.parametrize("static", [0, 8192])
+def test_dynamic_shared_memory_and_its_limit(static: int) -> None:
+    """Static and dynamic memory together are limited: to 48 KiB unless the program asks for more, and to 227 KiB then."""
     x = torch.arange(128, dtype=torch.int32, device="cuda")
     out = torch.zeros(1, dtype=torch.int32, device="cuda")
-    kernel = Binary(TOTAL).kernel("total")
-    assert kernel(1, 128, x, out, ctypes.c_uint(0), shared=512) == 0
-    assert out.item() == x.sum().item()
-    large, dynamic_shared = 100_000, 8
-    assert kernel(1, 128, x, out, ctypes.c_uint(0), shared=large) == INVALID_VALUE
-    assert kernel.runtime.cudaFuncSetAttribute(kernel.function, dynamic_shared, 300_000) == INVALID_VALUE
-    assert kernel.runtime.cudaFuncSetAttribute(kernel.function, dynamic_shared, large) == 0
-    assert kernel(1, 128, x, out.zero_(), ctypes.c_uint(0), shared=large) == 0
-    assert out.item() == x.sum().item()
+    declared = TOTAL.replace(".reg", f".shared .align 4 .b8 own[{static}]; .reg", 1)
+    kernel = Binary(declared.replace("%tid.x;", "%tid.x; st.shared.u32 [own], %t;") if static else TOTAL).kernel("total")
+
+    def dynamic_limit() -> int:
+        attributes = (ctypes.c_int * 36)()
+        assert kernel.runtime.cudaFuncGetAttributes(attributes, kernel.function) == 0
+        return attributes[11]
+
+    def set_dynamic_limit(size: int) -> int:
+        return kernel.runtime.cudaFuncSetAttribute(kernel.function, 8, size)
+
+    large, most = 100_000, (227 << 10) - static
+    for limit in ((48 << 10) - static, large, most):
+        if limit >= large:
+            assert (set_dynamic_limit(most + 1), set_dynamic_limit(limit)) == (INVALID_VALUE, 0)
+        assert dynamic_limit() == limit
+        for size in (512, limit):
+            assert kernel(1, 128, x, out.zero_(), ctypes.c_uint(0), shared=size) == 0
+            assert out.item() == x.sum().item()
+        assert kernel(1, 128, x, out, ctypes.c_uint(0), shared=limit + 1) == INVALID_VALUE
 
 
 def test_a_graph_runs_the_kernel_at_each_replay() -> None:

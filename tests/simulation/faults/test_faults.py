@@ -275,11 +275,16 @@ print(200 <= start.elapsed_time(end) < 1000 * called + 700)
     assert output(program) == ["True"]
 
 
-def test_the_longest_of_two_hangs_counts() -> None:
-    program = """
+@pytest.mark.parametrize(
+    "faults",
+    [("hang,gpu=1,for=0.4", "hang,gpu=1,for=0.05"), ("slow=150ms,gpu=1", "slow=250ms,gpu=1")],
+    ids=["the longest hang counts", "delays add up"],
+)
+def test_two_faults_at_once(faults: tuple[str, str]) -> None:
+    program = f"""
 begin = time.monotonic()
-simulation.inject_fault("hang,gpu=1,for=0.4")
-simulation.inject_fault("hang,gpu=1,for=0.05")
+for fault in {faults}:
+    simulation.inject_fault(fault)
 y.add_(1)
 synchronize(1)
 print(0.35 < time.monotonic() - begin < 20)

@@ -129,7 +129,9 @@ def test_processes_of_one_machine_are_listed_to_each_other(tmp_path: Path) -> No
     program = PRELUDE + f"kept = allocate({GIB}, 1); report(os.getpid()); sys.stdout.flush(); sys.stdin.read()"
     program_of_observer = """
         n.nvmlInit()
-        report([[[p.pid, p.usedGpuMemory] for p in n.nvmlDeviceGetComputeRunningProcesses(h)] for h in handles()])
+        def users(h):
+            return [(p.pid, p.usedGpuMemory) for p in n.nvmlDeviceGetComputeRunningProcesses(h)]
+        report([[n.nvmlDeviceGetMemoryInfo(h).used, *users(h)] for h in handles()])
     """
     with subprocess.Popen(
         [sys.executable, "-c", program], env=child, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -138,10 +140,10 @@ def test_processes_of_one_machine_are_listed_to_each_other(tmp_path: Path) -> No
         pid = json.loads(user.stdout.readline())
         idle, used = run(program_of_observer, child)
         user.kill()
-    assert idle == []
-    assert [row[0] for row in used] == [pid]
-    assert used[0][1] >= GIB
-    assert run(program_of_observer, child) == [[], []]
+    assert idle == [0]
+    assert used[0] >= GIB
+    assert used[1:] == [[pid, used[0]]]
+    assert run(program_of_observer, child) == [[0], [0]]
 
 
 def test_nvml_queries_do_not_load_the_driver() -> None:

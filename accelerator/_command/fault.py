@@ -22,7 +22,7 @@ Break GPUs of a simulated machine while its programs run, and mend them.
 WHAT is a fault as --fault of simulate takes it: xid=94, hang, slow=20ms, link,
 flip=BIT or kill, with keys such as gpu=1, after_ops=400 and for=2, separated by
 commas or blanks. Other words:
-  status            the faults, when and whom they hit, and what they left
+  status [node=N]   the faults, when and whom they hit, and what they left
   clear [gpu=N]     all causes are gone: hung GPUs go on, lost ones are back
   reset [gpu=N]     nvidia-smi --gpu-reset: ends errors of new processes, and
                     the contexts of those that use the GPU; not for a lost GPU
@@ -57,8 +57,8 @@ def main(argv: list[str]) -> int:
             if verb in _VERBS:
                 gpu, node = fault_words.parse_gpu(rest)
                 fault = None
-                if verb == "restart" and (node is None or gpu is not None):
-                    raise ValueError("restart takes node=N")
+                if (verb == "restart" and node is None) or (gpu is not None and verb in ("status", "restart")):
+                    raise ValueError(f"{verb} takes node=N")
             else:
                 fault = fault_words.parse(",".join(options.words))
                 gpu, node = fault.gpu, fault.node

@@ -41,6 +41,9 @@ def fault(*words: str, temporary: Path | None = None) -> subprocess.CompletedPro
         ("bang gpu=1", "'bang' is no fault; a fault has one of xid=N"),
         ("status rank=1", "'rank=1' is neither gpu=N nor node=N"),
         ("clear gpu=x", "'gpu=x' is neither gpu=N nor node=N"),
+        ("clear gpu=0 gpu=1", "'gpu=1': gpu is given twice"),
+        ("status gpu=1", "status takes node=N"),
+        *((words, "restart takes node=N") for words in ("restart", "restart gpu=1", "node=1 restart gpu=1")),
         ("--stat x status", "unrecognized arguments: --stat; did you mean --state?"),
     ],
 )
@@ -100,11 +103,11 @@ flip=3,gpu=1: waits, after 0 ops
 link,gpu=1,after_launches=2: waits, after 0 launches
 GPU 0: lost, 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reboot the node
 GPU 1: 0 uncorrectable and 1 corrected ECC errors, 1 remapped rows (pending); to do: drain and reset the GPU
-GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reset the GPU
+GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows, a failed remapping; to do: reset the GPU
 """
 AFTER_RESET_OF_GPU_2 = [
     ("hang,gpu=2,after_collectives=7: waits", "hang,gpu=2,after_collectives=7: cleared, never fired"),
-    ("GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reset the GPU\n", ""),
+    ("a failed remapping; to do: reset the GPU", "a failed remapping; to do: none"),  # which only clear ends
 ]
 AFTER_CLEAR_OF_GPU_1 = [
     ("flip=3,gpu=1: waits", "flip=3,gpu=1: cleared, never fired"),
@@ -116,6 +119,7 @@ AFTER_CLEAR = [
     ("slow=1us,after_seconds=900: waits", "slow=1us,after_seconds=900: cleared, never fired"),
     ("79,gpu=0: active", "79,gpu=0: cleared"),
     ("GPU 0: lost, 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows; to do: reboot the node\n", ""),
+    ("GPU 2: 0 uncorrectable and 0 corrected ECC errors, 0 remapped rows, a failed remapping; to do: none\n", ""),
 ]
 
 

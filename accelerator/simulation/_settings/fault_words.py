@@ -189,13 +189,15 @@ def parse_gpu(words: Iterable[str]) -> tuple[int | None, int | None]:
     """Return the numbers that "gpu=N" and "node=N" give, each None without.
 
     Raises:
-        ValueError: Another word is given.
+        ValueError: Another word is given, or a key twice.
     """
     numbers: dict[str, int | None] = {"gpu": None, "node": None}
     for word in words:
         key, _, text = word.partition("=")
         if key not in numbers or re.fullmatch("[0-9]{1,4}", text) is None:
             raise ValueError(f"{word!r} is neither gpu=N nor node=N")
+        if numbers[key] is not None:
+            raise ValueError(f"{word!r}: {key} is given twice")
         numbers[key] = int(text)
     return numbers["gpu"], numbers["node"]
 

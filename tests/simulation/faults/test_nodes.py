@@ -66,15 +66,6 @@ def test_a_failed_node_starts_again(tmp_path: Path) -> None:
 
 @takes_cuda_build
 @pytest.mark.torch_free
-@pytest.mark.parametrize("words", [["restart"], ["restart", "gpu=1"], ["restart", "node=1", "gpu=1"]])
-def test_a_restart_takes_a_node(words: list[str]) -> None:
-    command = [sys.executable, "-m", "accelerator", "fault", *words]
-    done = subprocess.run(command, cwd=REPOSITORY, capture_output=True, text=True, timeout=100, check=False)
-    assert (done.returncode, "restart takes node=N" in done.stderr) == (2, True)
-
-
-@takes_cuda_build
-@pytest.mark.torch_free
 def test_going_on_needs_nodes() -> None:
     done = simulate("--on-node-failure", "continue", "--", "true")
     assert (done.returncode, "--on-node-failure needs --nodes" in done.stderr) == (2, True)

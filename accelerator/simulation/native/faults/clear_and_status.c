@@ -107,11 +107,13 @@ static void describe_fault(struct writer *writer, const struct fault *fault, boo
 static void describe_gpu(struct writer *writer, int gpu, const struct gpu_health *health)
 {
     static const char *const actions[] = {"none", "reset the GPU", "reboot the node", "drain its peers", "drain and reset the GPU"};
-    if (!health->is_lost && !health->recovery && !health->aggregate_errors && !health->aggregate_corrected && !health->remapped)
+    if (!health->is_lost && !health->recovery && !health->aggregate_errors && !health->aggregate_corrected && !health->remapped &&
+        !health->has_remap_failed)
         return;
-    put(writer, "GPU %d:%s %llu uncorrectable and %llu corrected ECC errors, %u remapped rows%s; to do: %s\n", gpu,
+    put(writer, "GPU %d:%s %llu uncorrectable and %llu corrected ECC errors, %u remapped rows%s%s; to do: %s\n", gpu,
         health->is_lost ? " lost," : "", (unsigned long long)health->aggregate_errors,
         (unsigned long long)health->aggregate_corrected, health->remapped, health->is_remap_pending ? " (pending)" : "",
+        health->has_remap_failed ? ", a failed remapping" : "",
         health->recovery < sizeof actions / sizeof *actions ? actions[health->recovery] : "unknown");
 }
 

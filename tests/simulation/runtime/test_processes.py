@@ -279,37 +279,32 @@ class TestFailures:
 class TestSharedMachine:
     """Processes that share a state file share the memory of the machine."""
 
-    def test_memory_of_other_processes_is_counted(self, tmp_path: Path) -> None:
+    @pytest.mark.parametrize("is_killed", [False, True])
+    def test_memory_of_another_process_counts_until_it_ends(self, tmp_path: Path, is_killed: bool) -> None:
         environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
+
+        def called(calls: str) -> list[int]:
+            figures: list[int] = json.loads(run(DRIVER + f"cuda.cuInit(0); use(0); report({calls})", environment))
+            return figures
+
         source = DRIVER + f"cuda.cuInit(0); report(use(0), allocate({600 * MIB}), free())\nsys.stdin.read()"
         command = [sys.executable, "-c", source]
         with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
             assert other.stdout
             assert other.stdin
             assert json.loads(other.stdout.readline()) == [0, 0, 424 * MIB]
-            program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({600 * MIB}), allocate({400 * MIB}))"
-            assert json.loads(run(program, environment)) == [424 * MIB, 2, 0]
-            other.stdin.close()
-        assert json.loads(run(program, environment)) == [GIB, 0, 0]
-
-    def test_memory_of_a_killed_process_is_released(self, tmp_path: Path) -> None:
-        environment = simulated_environment(memory="1GiB", state=tmp_path / "state")
-        source = DRIVER + f"cuda.cuInit(0); use(0); report(allocate({GIB}))\nsys.stdin.read()"
-        command = [sys.executable, "-c", source]
-        with subprocess.Popen(command, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as other:
-            assert other.stdout
-            assert json.loads(other.stdout.readline()) == [0]
-            program = DRIVER + "cuda.cuInit(0); use(0); report(free())"
-            assert json.loads(run(program, environment)) == [0]
-            other.send_signal(signal.SIGKILL)
-            # The killed process is a zombie until it is waited for. It must not hold memory as a zombie. An allocation would look
-            # for ended processes, so the free memory is read without one.
+            assert called(f"free(), allocate({600 * MIB}), allocate({400 * MIB})") == [424 * MIB, 2, 0]
+            if is_killed:
+                other.send_signal(signal.SIGKILL)
+            else:
+                other.stdin.close()
+            # An ended process is a zombie until it is waited for, and must not hold memory. An allocation would look for ended
+            # processes, so the free memory is read without one.
             deadline = time.monotonic() + 10
-            while (figures := json.loads(run(program, environment))) != [GIB] and time.monotonic() < deadline:
+            while called("free()") != [GIB] and time.monotonic() < deadline:
                 pass
-            assert figures == [GIB]
-            program = DRIVER + f"cuda.cuInit(0); use(0); report(free(), allocate({GIB}))"
-            assert json.loads(run(program, environment)) == [GIB, 0]
+            assert called("free()") == [GIB]
+        assert called(f"free(), allocate({GIB})") == [GIB, 0]
 
     def test_processes_without_state_file_do_not_share_memory(self) -> None:
         assert evaluate(f"cuda.cuInit(0); report(use(0), allocate({GIB}), allocate(1))", memory="1GiB") == [0, 0, 2]

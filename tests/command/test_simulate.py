@@ -147,6 +147,7 @@ def test_output_and_later_arguments_are_the_commands() -> None:
         (["--compile", "ptx", "--", "true"], "invalid choice: 'ptx'"),
         (["--driver", "new", "--", "true"], "invalid choice: 'new'"),
         (["--gpu", "2", "--", "true"], "--gpu"),
+        (["--on-node-failure", "continue", "--", "true"], "--on-node-failure needs --nodes"),
     ],
 )
 def test_wrong_usage(arguments: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:

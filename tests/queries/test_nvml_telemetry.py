@@ -10,14 +10,12 @@ import pytest
 from accelerator._machine import nvml, nvml_telemetry
 from accelerator._machine.discovery_result import Failed, NotSupported
 
-THROTTLING = {
-    "power cap": 0x4,
-    "hardware slowdown": 0x8,
-    "software thermal": 0x20,
-    "hardware thermal": 0x40,
-    "power brake": 0x80,
-}
-HARMLESS = {"idle": 0x1, "application clocks": 0x2, "sync boost": 0x10, "display clocks": 0x100}
+NODES = (0, 1, 31, 32, 63, 64, 100, 127, 1023)
+REASONS = (  # for the clocks, in the order of NVML's bits
+    *("idle", "application clocks", "power cap", "hardware slowdown", "sync boost", "software thermal", "hardware thermal"),
+    *("power brake", "display clocks"),
+)
+THROTTLING = ("power cap", "hardware slowdown", "software thermal", "hardware thermal", "power brake")
 
 
 def return_from_nvml(value: Any, monkeypatch: pytest.MonkeyPatch) -> nvml.Handle:
@@ -25,26 +23,21 @@ def return_from_nvml(value: Any, monkeypatch: pytest.MonkeyPatch) -> nvml.Handle
     return nvml.Handle(0)
 
 
-@pytest.mark.parametrize("bit", THROTTLING.values(), ids=THROTTLING)
-def test_throttling_clock_reasons_set_throttled(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(return_from_nvml(bit, monkeypatch), "throttled") is True
+@pytest.mark.parametrize("reason", ["none", *REASONS])
+def test_clock_reasons_that_set_throttled(reason: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    bit = 1 << REASONS.index(reason) if reason in REASONS else 0
+    assert nvml_telemetry.read(return_from_nvml(bit, monkeypatch), "throttled") is (reason in THROTTLING)
 
 
-@pytest.mark.parametrize("bit", [0, *HARMLESS.values()], ids=["none", *HARMLESS])
-def test_harmless_clock_reasons_do_not_set_throttled(bit: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(return_from_nvml(bit, monkeypatch), "throttled") is False
-
-
-@pytest.mark.parametrize("node", [0, 1, 31, 32, 63, 64, 100, 127, 1023])
-def test_numa_node_of_an_affinity_set(node: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    words = [0] * 16
-    words[node // 64] = 1 << node % 64
-    assert nvml_telemetry.read(return_from_nvml(words, monkeypatch), "numa_node") == node
-
-
-@pytest.mark.parametrize("words", [[0] * 16, [3] + [0] * 15, [1, 1] + [0] * 14])
-def test_numa_node_is_none_for_no_or_several_nodes(words: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    assert nvml_telemetry.read(return_from_nvml(words, monkeypatch), "numa_node") is None
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        *(([(1 << node) >> 64 * word & (1 << 64) - 1 for word in range(16)], node) for node in NODES),
+        *(([*words, *[0] * 14], None) for words in ([0, 0], [3, 0], [1, 1])),
+    ],
+)
+def test_numa_node_of_an_affinity_set(words: list[int], expected: int | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert nvml_telemetry.read(return_from_nvml(words, monkeypatch), "numa_node") == expected
 
 
 HANDLE, PEER = nvml.Handle(0), nvml.Handle(1)

@@ -183,7 +183,6 @@ def test_occupancy_and_limits_of_launches() -> None:
     assert limited(1, 65) == OUT_OF_RESOURCES
     assert trap(1, 1025) == INVALID_CONFIGURATION
     assert trap((1, 70_000), 1) == INVALID_CONFIGURATION
-    assert trap(1, 1, shared=49_153) == INVALID_VALUE
     assert limited(5, 64, cooperative=True) == 0
     assert limited(32 * 132 + 1, 64, cooperative=True) == TOO_LARGE
 

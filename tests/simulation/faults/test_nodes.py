@@ -64,13 +64,6 @@ def test_a_failed_node_starts_again(tmp_path: Path) -> None:
     )
 
 
-@takes_cuda_build
-@pytest.mark.torch_free
-def test_going_on_needs_nodes() -> None:
-    done = simulate("--on-node-failure", "continue", "--", "true")
-    assert (done.returncode, "--on-node-failure needs --nodes" in done.stderr) == (2, True)
-
-
 def run_elastic(*faults: str, program: str) -> subprocess.CompletedProcess[str]:
     """Run a module under torchrun on two nodes of which one may fail."""
     command = [sys.executable, "-m", "accelerator", "simulate", "--nodes", "2", "--memory", "1GiB"]

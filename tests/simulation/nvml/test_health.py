@@ -65,17 +65,6 @@ def test_arguments_are_checked() -> None:
     assert evaluate(program) == [2, 2, 2, 3]
 
 
-def test_a_lost_gpu_is_lost_for_all_calls_and_the_others_go_on(tmp_path: Path) -> None:
-    child = simulated_environment(gpus=3, state=tmp_path / "state", faults=["xid=79,gpu=1"])
-    program = """
-n.nvmlInit()
-codes = [code(n.nvmlDeviceGetHandleByIndex, gpu) for gpu in range(n.nvmlDeviceGetCount())]
-last = n.nvmlDeviceGetHandleByIndex(2)
-report([codes, n.nvmlDeviceGetTemperature(last, 0)])
-"""
-    assert run(program, child) == [[0, 15, 0], 32]
-
-
 def test_a_handle_of_a_gpu_that_is_lost_later_fails(tmp_path: Path) -> None:
     program = """
 import time
@@ -141,26 +130,24 @@ def test_a_later_registration_keeps_the_types_and_events_of_earlier_ones() -> No
     assert evaluate(program, 2) == [[[0, 8, 63], [0, 8, 92], [1, 8, 92]], [[0, 1, 0]]]
 
 
-def test_a_set_with_a_lost_gpu_says_so_after_its_event(tmp_path: Path) -> None:
-    program = """
+@pytest.mark.parametrize(
+    ("fault", "values", "expected"),
+    [
+        ("xid=79,gpu=1", "[code(n.nvmlDeviceGetHandleByIndex, gpu) for gpu in range(n.nvmlDeviceGetCount())]", [0, 15, 0]),
+        ("xid=79,gpu=1", "n.nvmlDeviceGetTemperature(n.nvmlDeviceGetHandleByIndex(2), 0)", 32),
+        ("xid=79,gpu=0,after_seconds=0.3", "[wait(events, 20000).eventData, code(wait, events, 20000)]", [79, 15]),
+        ("xid=79,gpu=1", "[code(n.nvmlDeviceGetHandleByIndex, 1), code(wait, events, 50)]", [15, 10]),
+    ],
+    ids=["all calls", "the others go on", "its event comes first", "a set of another GPU waits"],
+)
+def test_a_lost_gpu(tmp_path: Path, fault: str, values: str, expected: Any) -> None:
+    program = f"""
 n.nvmlInit()
-events = n.nvmlEventSetCreate()
+events, wait = n.nvmlEventSetCreate(), n.nvmlEventSetWait_v2
 n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), n.nvmlEventTypeXidCriticalError, events)
-data = n.nvmlEventSetWait_v2(events, 20000)
-report([data.eventData, code(n.nvmlEventSetWait_v2, events, 20000)])
+report({values})
 """
-    child = simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=0,after_seconds=0.3"])
-    assert run(program, child) == [79, 15]
-
-
-def test_a_set_without_the_lost_gpu_waits(tmp_path: Path) -> None:
-    program = """
-n.nvmlInit()
-events = n.nvmlEventSetCreate()
-n.nvmlDeviceRegisterEvents(n.nvmlDeviceGetHandleByIndex(0), n.nvmlEventTypeXidCriticalError, events)
-report([code(n.nvmlDeviceGetHandleByIndex, 1), code(n.nvmlEventSetWait_v2, events, 50)])
-"""
-    assert run(program, simulated_environment(gpus=2, state=tmp_path / "state", faults=["xid=79,gpu=1"])) == [15, 10]
+    assert run(program, simulated_environment(gpus=3, state=tmp_path / "state", faults=[fault])) == expected
 
 
 def test_remapped_rows_use_up_spare_ones() -> None:

@@ -19,7 +19,7 @@ from tests.support.simulation import linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free]
 
-NATIVE = Path(fault_words.__file__).parent / "native"
+NATIVE = Path(fault_words.__file__).parents[1] / "native"
 
 
 @pytest.mark.parametrize("xid", XIDS)

@@ -23,7 +23,6 @@ import pytest
 
 from tests.support import ROOT, plain_environment, run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
-from tests.support.simulation_driver import needs_compiled_code
 
 PLUGIN = ("-m", "pytest", "-q", "-p", "accelerator.simulation.pytest_plugin", "-p", "no:cacheprovider")
 _BLOCK = re.compile(
@@ -63,7 +62,7 @@ def with_slow_guide(blocks: list[Block]) -> list[Any]:
     def marks(block: Block) -> list[pytest.MarkDecorator]:
         if block.where.startswith("README") and "pytest" not in block.code:
             return []
-        return [pytest.mark.slow, needs_compiled_code] if block.where.startswith("compile.md") else [pytest.mark.slow]
+        return [pytest.mark.slow]
 
     return [pytest.param(block, id=block.where, marks=marks(block)) for block in blocks]
 

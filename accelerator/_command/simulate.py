@@ -23,11 +23,10 @@ _DESCRIPTION = """\
 Run COMMAND on a machine with simulated GPUs, under the real CUDA build of
 torch.
 
-torch's ops compute, on the CPU and in the simulated memory. torch.compile
-generates code for the CPU that runs on that memory. Triton compiles its
-kernels as for a GPU. Its kernels and CUDA kernels of extensions run from their
-PTX; those that cannot run fail and are named. An op that is not simulated
-raises NotImplementedError."""
+torch's ops compute, on the CPU and in the simulated memory. torch.compile and
+Triton compile as for a GPU. Triton's kernels and CUDA kernels of extensions run
+from their PTX; those that cannot run fail and are named. An op that is not
+simulated raises NotImplementedError."""
 _EPILOG = """\
 Options of a GPU take a value for each GPU, separated by commas or as repeated
 options; the last value holds for the remaining GPUs. A name may contain

@@ -3,8 +3,8 @@
 Simulated C libraries replace the CUDA runtime, the CUDA driver, NVML and NCCL, so that an unchanged torch counts, opens
 and uses devices that do not exist: memory and its exhaustion, streams, events, captured graphs, random-number states.
 The CPU's kernels compute torch's ops on the simulated memory: results are the CPU's, and random numbers differ from a real
-GPU's. ``torch.compile`` generates code for the CPU. Triton compiles and launches its kernels itself. Kernels that torch did not
-write (Triton, extensions, NVRTC) run from their PTX.
+GPU's. ``torch.compile`` and Triton compile as for a GPU. Kernels that torch did not write (Triton, extensions, NVRTC) run from
+their PTX.
 
 The libraries must be loaded when a process starts, so a simulation is always another process.
 ``python -m accelerator simulate --gpus 2 -- COMMAND`` starts one, and `environment` returns the environment for starting

@@ -75,12 +75,12 @@ def test_blanks_at_commas_change_nothing(comma: str) -> None:
 @pytest.mark.parametrize(
     ("options", "expected"),
     [
-        ("", ["1", "zero", "1", "cpp"]),
-        ("--no-compute --fill nan --no-triton --compile triton", ["0", "nan", "0", "triton"]),
+        ("", ["1", "zero", "1"]),
+        ("--no-compute --fill nan --no-triton", ["0", "nan", "0"]),
     ],
 )
-def test_options_set_compute_fill_and_compile_variables(options: str, expected: list[str]) -> None:
-    names = (f"ACCELERATOR_SIM_{name}" for name in ("COMPUTE", "FILL", "TRITON", "COMPILE"))
+def test_options_set_variables(options: str, expected: list[str]) -> None:
+    names = (f"ACCELERATOR_SIM_{name}" for name in ("COMPUTE", "FILL", "TRITON"))
     values = simulate(*options.split(), "--", "printenv", *names).stdout.split()
     assert values == expected
 
@@ -144,7 +144,7 @@ def test_output_and_later_arguments_are_the_commands() -> None:
         (["--memory", "much", "--", "true"], "memory must be bytes or a size"),
         (["--mig", "yes", "--", "true"], "'yes' is not a number of instances or off"),
         (["--fill", "ones", "--", "true"], "invalid choice: 'ones' (choose from"),
-        (["--compile", "ptx", "--", "true"], "invalid choice: 'ptx'"),
+        (["--kernels", "ptx", "--", "true"], "invalid choice: 'ptx'"),
         (["--driver", "new", "--", "true"], "invalid choice: 'new'"),
         (["--gpu", "2", "--", "true"], "--gpu"),
         (["--on-node-failure", "continue", "--", "true"], "--on-node-failure needs --nodes"),
@@ -232,7 +232,7 @@ def test_help_lists_every_option() -> None:
     assert done.returncode == 0
     assert "torch's ops compute" in done.stdout
     options = (
-        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton compile tune races"
+        "gpus nodes memory name capability mig nvlink numa driver nvml no-compute fill kernels no-triton tune races"
         " speed build fault faults on-node-failure"
     )
     assert set(re.findall(r"(?<=  --)[a-z-]+", done.stdout)) == {*options.split(), "late-copies"}

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import pytest
 
 from accelerator._machine import torch_build
-from accelerator.simulation._settings.torch_versions import compiles_for_cpu, release
+from accelerator.simulation._settings.torch_versions import release
 from tests.support import run, simulated_environment
 
 if TYPE_CHECKING:
@@ -22,9 +22,6 @@ if TYPE_CHECKING:
 _Work = TypeVar("_Work", bound="torch.cuda.Stream | torch.cuda.Event")
 _build = torch_build.read()
 needs_cuda_torch = pytest.mark.skipif(_build is None or not _build.cuda, reason="needs a torch built for CUDA")
-needs_compiled_code = pytest.mark.skipif(
-    _build is None or not compiles_for_cpu(_build.version), reason="torch 2.8 is the oldest whose compiled code is simulated"
-)
 
 # What a process says that looks for a lost GPU. NVML still counts it. Before 2.12, torch asks CUDA for its properties first.
 LOST_GPU = (

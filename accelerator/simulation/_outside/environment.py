@@ -105,7 +105,6 @@ def environment(
     fill: Literal["zero", "nan"] = "zero",
     kernels: Literal["run", "refuse"] = "run",
     triton: bool = True,
-    compile: Literal["cpp", "triton"] = "cpp",
     tune: bool = False,
     races: Literal["report", "raise"] | None = None,
     late_copies: bool = False,
@@ -154,8 +153,6 @@ def environment(
         kernels: What launches of kernels do that are not torch's own: "run" translates their PTX to C, compiles that once
             and runs it on the CPU; "refuse" lets them fail.
         triton: Whether Triton kernels run. If not, launching one fails.
-        compile: What ``torch.compile`` generates for simulated GPUs: "cpp" is Inductor's C++ for the CPU; "triton" is the
-            Triton code that Inductor generates for a GPU, as always before torch 2.8.
         tune: Whether ``triton.autotune`` and ``torch.compile`` time all configurations of a kernel. If not, they take the
             first that compiles, because the times of a simulated GPU mean nothing.
         races: "report": print each race, two accesses to the same device or pinned memory, one of them a write, that nothing
@@ -224,7 +221,7 @@ def environment(
         _prepend(result, "PATH", [root / "bin"])  # nvidia-smi
     if compute:
         # The CPU and real GPUs must not run code that was compiled for simulated GPUs: the tag separates it in torch's caches.
-        tag = "-".join(filter(None, (result.get(_CACHE_TAG), f"simulated-gpu-{compile}")))
+        tag = "-".join(filter(None, (result.get(_CACHE_TAG), "simulated-gpu")))
         result[_CACHE_TAG] = tag
     # torch waits 10 s at exit for autograd threads, which native/preload/exit has suspended for good.
     result.setdefault("TORCH_AUTOGRAD_SHUTDOWN_WAIT_LIMIT", "1")
@@ -284,7 +281,7 @@ def _without_simulation(base: Mapping[str, str]) -> dict[str, str]:
     """Copy an environment without the variables and paths of an outer simulation."""
     set_by_user = {_settings.variable(setting.name) for setting in _settings.SETTINGS if setting.is_set_by_user}
     result = {key: value for key, value in base.items() if not key.startswith(_settings.PREFIX) or key in set_by_user}
-    tag = re.sub(r"-?simulated-gpu-(cpp|triton)$", "", result.pop(_CACHE_TAG, ""))
+    tag = re.sub(r"-?simulated-gpu$", "", result.pop(_CACHE_TAG, ""))
     if tag:
         result[_CACHE_TAG] = tag
     search_paths = (("LD_LIBRARY_PATH", "[:;]"), ("PYTHONPATH", ":"), ("PATH", ":"))

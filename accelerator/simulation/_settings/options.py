@@ -267,17 +267,6 @@ PARAMETERS = (
         simulate=Option("launching a Triton kernel fails"),
     ),
     Setting(
-        "compile",
-        Choice("cpp", "triton"),
-        default="cpp",
-        readers=("kernels",),
-        is_read_early=True,
-        simulate=Option(
-            "what torch.compile generates: C++ for the CPU, or the Triton code of a real GPU (default: cpp; before torch 2.8 "
-            "always triton)"
-        ),
-    ),
-    Setting(
         "tune",
         Flag(option_gives=True, is_unset_if_false=True),
         default=False,

@@ -2,20 +2,13 @@
 
 from __future__ import annotations
 
-__all__ = ["NEWEST_TORCH", "compiles_for_cpu", "release"]
+__all__ = ["NEWEST_TORCH", "release"]
 
 NEWEST_TORCH = (2, 15)
 """The newest release of torch that the tables of simulated GPUs describe: the newest one in ``_inside/ops/dtypes.json``."""
-
-_OLDEST_FOR_CPU = (2, 8)
 
 
 def release(torch_version: str) -> tuple[int, int]:
     """Return the major and minor version of a torch."""
     major, minor = torch_version.split(".")[:2]
     return int(major), int(minor)
-
-
-def compiles_for_cpu(torch_version: str) -> bool:
-    """Return whether a torch has the functions of Inductor by which it compiles graphs of simulated GPUs for the CPU."""
-    return release(torch_version) >= _OLDEST_FOR_CPU

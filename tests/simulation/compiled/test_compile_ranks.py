@@ -10,9 +10,9 @@ import pytest
 
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
-pytestmark = [linux_only, needs_cuda_torch, needs_compiled_code, pytest.mark.slow]
+pytestmark = [linux_only, needs_cuda_torch, pytest.mark.slow]
 
 PROGRAM = """
 import os

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,26 +18,10 @@ from torch.utils import _pytree as pytree
 import accelerator as acc
 from tests.support import ROOT
 
-if torch.__version__ < (2, 8):
-    pytest.skip("torch 2.8 is the oldest whose compiled code is simulated", allow_module_level=True)
-
 # Run in one worker of xdist, because importing Inductor takes seconds in each process.
 pytestmark = pytest.mark.xdist_group("compile")
 
-IS_TORCH_2_8 = torch.__version__ < (2, 9)
 CUDA = torch.device("cuda", 0)
-
-
-@pytest.fixture(scope="module", autouse=True)
-def _needs_a_compiler() -> None:
-    # Imported late: each worker of pytest imports this module, and one runs its tests.
-    from torch._inductor import cpp_builder
-    from torch._inductor.exc import InvalidCxxCompiler
-
-    try:
-        cpp_builder.get_cpp_compiler()
-    except InvalidCxxCompiler:
-        pytest.skip("needs: a C++ compiler, with which Inductor compiles for the CPU")
 
 
 @pytest.fixture(autouse=True)
@@ -74,11 +59,39 @@ def randn(*size: int, grad: bool = False, **options: Any) -> torch.Tensor:
     return torch.randn(*size, device=CUDA, requires_grad=grad, **options)
 
 
-def test_compiled_values_and_gradients() -> None:
+def test_inductors_own_code_returns_values_and_gradients() -> None:
+    from torch._inductor.utils import run_and_get_code
+
     def function(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
         return F.softmax(F.gelu(x @ w), -1) + F.layer_norm(x, (16,))
 
-    compare(function, randn(8, 16, grad=True), randn(16, 16, grad=True))
+    x, w = randn(8, 16, grad=True), randn(16, 16, grad=True)
+    _, code = run_and_get_code(torch.compile(function), x, w)
+    assert "@triton.jit" in code[0]
+    compare(function, x, w)
+
+
+@pytest.mark.slow
+def test_sort_and_loss() -> None:
+    labels = torch.arange(8, device=CUDA)
+    compare(lambda x: F.cross_entropy(F.layer_norm(x, (16,)).sort(-1).values.softmax(-1), labels), randn(8, 16, grad=True))
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < (2, 10), reason="torch before 2.10 breaks the graph at some of these calls")
+def test_streams_and_synchronization_in_a_graph() -> None:
+    side = torch.cuda.Stream()
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        y = x + 1
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            z = (y * 2).softmax(-1)
+        torch.cuda.current_stream().wait_stream(side)
+        torch.cuda.synchronize()
+        return z.sum(0)
+
+    compare(function, randn(20, 40), fullgraph=True)
 
 
 def test_outputs_share_memory_as_in_eager() -> None:
@@ -149,35 +162,6 @@ def test_fallback_random_equals_eager() -> None:
         assert_same(expected, torch.compile(function)(x))
 
 
-def _random_calls() -> list[Any]:
-    aten = torch.ops.aten
-    attentions = aten.scaled_dot_product_attention.default, aten._scaled_dot_product_attention_math.default
-    calls = [
-        ("dropout", aten.native_dropout.default, (0.5, True), {}, True),
-        ("dropout of none", aten.native_dropout.default, (0.0, True), {}, True),
-        ("bernoulli", aten.bernoulli.p, (0.0,), {}, True),
-        ("rand_like", aten.rand_like.default, (), {}, True),
-        ("flash attention without a CPU kernel", aten._scaled_dot_product_flash_attention.default, (None, None, 0.0), {}, True),
-        ("sum", aten.sum.default, (), {}, False),
-    ]
-    for op in attentions:
-        calls += [
-            (f"{op} default", op, (None, None), {}, False),
-            (f"{op} zero by position", op, (None, None, None, 0.0), {}, False),
-            (f"{op} zero by name", op, (None, None), {"dropout_p": 0.0}, False),
-            (f"{op} by position", op, (None, None, None, 0.5), {}, True),
-            (f"{op} by name", op, (None, None), {"dropout_p": 0.5}, True),
-            (f"{op} everything", op, (None, None, None, 1.0), {}, True),
-        ]
-    return [pytest.param(*call, id=name) for name, *call in calls]
-
-
-@pytest.mark.parametrize(("op", "args", "kwargs", "on_device"), _random_calls())
-def test_ops_that_draw_run_on_the_gpu(op: Any, args: tuple[Any, ...], kwargs: dict[str, Any], on_device: bool) -> None:
-    runs_on_device = sys.modules["_accelerator_simulation._inside.compiled.device_ops"].runs_on_device
-    assert runs_on_device(op, (torch.ones(1, 1, 2, 8, device=CUDA), *args), kwargs) == on_device
-
-
 @pytest.mark.parametrize(("gpu", "current"), [(1, 0), (0, 1)])
 def test_compiled_ops_draw_from_the_generator_of_their_gpu(gpu: int, current: int) -> None:
     states = [torch.cuda.get_rng_state(index) for index in range(2)]
@@ -207,17 +191,19 @@ def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
 
 
 @pytest.mark.slow
-def test_a_capture_of_compiled_random_numbers_is_refused() -> None:
+def test_replays_draw_new_random_numbers() -> None:
     compiled = torch.compile(lambda x: F.dropout(x, 0.5))
-    x, stream = torch.ones(64, device=CUDA), torch.cuda.Stream()
+    x = torch.ones(64, device=CUDA)
     compiled(x)
     graph = torch.cuda.CUDAGraph()
-    with torch.cuda.stream(stream), torch.cuda.graph(graph, stream=stream):
-        with pytest.raises(NotImplementedError, match="is not simulated in compiled code while a stream captures"):
-            compiled(x)
-        x.add_(1)
-    graph.replay()
-    assert x.eq(2).all()
+    with torch.cuda.graph(graph):
+        y = compiled(x)
+    results = []
+    for _ in range(2):
+        graph.replay()
+        results.append(y.tolist())
+    assert {*results[0], *results[1]} == {0.0, 2.0}
+    assert results[0] != results[1]
 
 
 @pytest.mark.slow
@@ -259,27 +245,6 @@ def test_custom_ops_run_their_cuda_kernels() -> None:
     compare(function, randn(3, 4), fullgraph=True)
 
 
-def test_redefined_custom_op() -> None:
-    def define(*functions: Callable[..., Any]) -> None:
-        for function in functions:
-            op: Any = torch.library.custom_op("accelerator_test::again", function, mutates_args=())
-            op.register_fake(lambda x, *_: torch.empty_like(x))
-            torch._dynamo.reset()
-            args = (randn(4), 3.0)[: len(op._opoverload._schema.arguments)]
-            torch.testing.assert_close(torch.compile(op)(*args), function(*args))
-
-    def double(x: torch.Tensor) -> torch.Tensor:
-        return x * 2
-
-    def negate(x: torch.Tensor) -> torch.Tensor:
-        return -x
-
-    def scale(x: torch.Tensor, factor: float) -> torch.Tensor:
-        return x * factor
-
-    define(double, negate, scale)
-
-
 def test_custom_op_gets_its_cpu_arguments() -> None:
     @torch.library.custom_op("accelerator_test::select", mutates_args=("counts",))
     def select(x: torch.Tensor, parts: Sequence[torch.Tensor], counts: torch.Tensor) -> torch.Tensor:
@@ -297,10 +262,17 @@ def test_custom_op_gets_its_cpu_arguments() -> None:
     compare(function, randn(3, 4), torch.tensor(2.0), torch.zeros(2), fullgraph=True)
 
 
-def test_ahead_of_time_compilation_raises() -> None:
-    exported = torch.export.export(torch.nn.Linear(4, 4).to(CUDA), (randn(2, 4),))
-    with pytest.raises(NotImplementedError, match="AOTInductor is not simulated"):
-        torch._inductor.aoti_compile_and_package(exported)
+class Model(torch.nn.Module):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return x.softmax(-1).sin().sum(0) * 2
+
+
+@pytest.mark.exhaustive
+def test_aotinductor(tmp_path: Path) -> None:
+    model, x = Model().to(CUDA), randn(20, 40)
+    exported = torch.export.export(model, (x,))
+    package = torch._inductor.aoti_compile_and_package(exported, package_path=str(tmp_path / "model.pt2"))
+    assert_same(model(x), torch._inductor.aoti_load_package(package)(x))
 
 
 @pytest.mark.slow
@@ -324,9 +296,6 @@ def test_dynamic_shapes() -> None:
 @pytest.mark.parametrize(("dropout", "causal"), [(0.0, True), (0.5, False)])
 def test_attention(dropout: float, causal: bool) -> None:
     import torch._inductor.config as config
-
-    if dropout and IS_TORCH_2_8:
-        pytest.skip("torch 2.8 ignores a seed that compiled code sets before attention")
 
     def function(q: torch.Tensor) -> torch.Tensor:
         torch.cuda.manual_seed(1)
@@ -366,7 +335,6 @@ def test_control_flow() -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(IS_TORCH_2_8, reason="torch 2.8's scan is not compiled on simulated GPUs")
 def test_scans() -> None:
     from torch._higher_order_ops.associative_scan import associative_scan
     from torch._higher_order_ops.scan import scan
@@ -417,8 +385,15 @@ def test_a_training_with_a_compiled_optimizer() -> None:
     assert_same(net.state_dict(), other.state_dict(), 1e-4)
 
 
+# torch 2.14 and 2.15 draw a recomputed mask by another function if a kernel recomputes it that reduces, on a GPU too.
+_drawn_twice = pytest.mark.xfail(torch.__version__ >= (2, 14), reason="triton_helpers.rand4x and tl.rand differ", strict=True)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("place", ["inside", "outside", "ours inside", "ours outside"])
+@pytest.mark.parametrize(
+    "place",
+    ["outside", "ours outside", *(pytest.param(place, marks=_drawn_twice) for place in ("inside", "ours inside"))],
+)
 def test_compiled_checkpoint_recomputes_the_same_dropout(place: str) -> None:
     from torch.utils.checkpoint import checkpoint
 
@@ -459,38 +434,6 @@ def test_compilation_without_implicit_fallbacks() -> None:
     torch.cuda.manual_seed(3)
     with config.patch(implicit_fallbacks=False, fallback_random=True):
         assert_same(expected, torch.compile(lambda x: torch.rand_like(x) + x)(torch.zeros(8, device=CUDA)))
-
-
-CHANGED_HOOK = """
-import sys
-import torch
-import accelerator as acc
-sys.modules["_accelerator_simulation._inside.compiled.inductor"]._PARAMETERS = ["graph"]
-x = torch.ones(4, device="cuda")
-function = lambda x: (x.sin() * 2).sum()
-try:
-    torch.compile(function)(x)
-except torch._dynamo.exc.BackendCompilerFailed as error:
-    print(str(error).splitlines()[1])
-torch._dynamo.reset()
-print(float(torch.compile(function)(x.cpu())) == float(function(x.cpu())))
-print(float(torch.compile(function, backend="aot_eager")(x)) == float(function(x)))
-print(acc.device_count(), acc.memory_allocated() > 0)
-"""
-
-
-@pytest.mark.slow
-def test_unknown_torch_internals_disable_only_gpu_compilation() -> None:
-    """Simulate a version of torch whose private function has other parameters."""
-    env = {**os.environ, "PYTHONPATH": f"{ROOT}:{os.environ['PYTHONPATH']}"}
-    done = subprocess.run([sys.executable, "-c", CHANGED_HOOK], env=env, capture_output=True, text=True)
-    assert done.stdout.splitlines() == [
-        f"NotImplementedError: torch.compile's default backend is not simulated for torch {torch.__version__}, which is older"
-        ' or newer than the simulation knows; use backend="aot_eager"',
-        "True",
-        "True",
-        "2 True",
-    ], done.stderr
 
 
 WARM = """

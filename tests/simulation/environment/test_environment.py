@@ -81,7 +81,6 @@ def test_default_machine() -> None:
         "ACCELERATOR_SIM_PYTHON": sys.executable,
         "ACCELERATOR_SIM_KERNEL_CACHE": str(libraries.kernel_cache()),
         "ACCELERATOR_SIM_TRITON": "1",
-        "ACCELERATOR_SIM_COMPILE": "cpp",
     }
 
 
@@ -211,7 +210,7 @@ def test_paths_are_made_absolute(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         ({"nvml": "old"}, "nvml must be one of 'present', 'absent', 'broken', 'mismatch', not 'old'"),
         ({"driver_cuda": "thirteen"}, "driver_cuda must be two numbers"),
         ({"fill": "ones"}, "fill must be one of 'zero', 'nan', not 'ones'"),
-        ({"compile": "ptx"}, "compile must be one of 'cpp', 'triton', not 'ptx'"),
+        ({"kernels": "ptx"}, "kernels must be one of 'run', 'refuse', not 'ptx'"),
         ({"errors": "cuInit"}, "errors has 'cuInit': an entry is function:code or function@gpu:code"),
         ({"errors": {"cu Init": 3}}, "errors has 'cu Init:3'"),
         ({"errors": {"cuInit@1": 3}}, "errors has 'cuInit@1:3', but there are 1 GPUs, numbered from 0"),
@@ -284,9 +283,9 @@ def test_triton_and_caches_of_compiled_code(monkeypatch: pytest.MonkeyPatch) -> 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     base = {"TORCH_COMPILE_CACHE_KEY_TAG": "mine"}
     child = environment(base=base)
-    assert child["TORCH_COMPILE_CACHE_KEY_TAG"] == "mine-simulated-gpu-cpp"
-    inner = environment(base=child, compile="triton", triton=False)
-    assert inner["TORCH_COMPILE_CACHE_KEY_TAG"] == "mine-simulated-gpu-triton"
+    assert child["TORCH_COMPILE_CACHE_KEY_TAG"] == "mine-simulated-gpu"
+    inner = environment(base=child, triton=False)
+    assert inner["TORCH_COMPILE_CACHE_KEY_TAG"] == "mine-simulated-gpu"
     assert environment(base=child, compute=False)["TORCH_COMPILE_CACHE_KEY_TAG"] == "mine"
     assert "TRITON_INTERPRET" not in {**child, **inner}
     assert environment(base={"TRITON_INTERPRET": "1"})["TRITON_INTERPRET"] == "1"

@@ -9,7 +9,7 @@ import pytest
 from tests import support
 from tests.support import simulated_environment
 from tests.support.simulation import linux_only
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [linux_only, needs_cuda_torch, pytest.mark.xdist_group("assertions")]
 
@@ -158,7 +158,6 @@ print(error(graph.replay), error(torch.cuda.synchronize), sep="|")
 
 
 @pytest.mark.slow
-@needs_compiled_code
 def test_compiled_code_raises_the_same_error() -> None:
     program = """
 compiled = torch.compile(lambda table, index: table[index] * 2)

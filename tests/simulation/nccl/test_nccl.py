@@ -20,7 +20,7 @@ import pytest
 from tests.support import simulated_environment
 from tests.support.discovery import compiled
 from tests.support.simulation import REPOSITORY, linux_only
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -506,7 +506,6 @@ class TestPendingWork:
         assert torch_ranks.run("pending.copies", 2) == [True] * 2
 
     @pytest.mark.slow
-    @needs_compiled_code
     def test_compiled_code_waits(self, torch_ranks: Ranks) -> None:
         assert torch_ranks.run("pending.compiled", 2) == [True] * 2
 

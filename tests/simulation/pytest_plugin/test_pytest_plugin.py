@@ -527,7 +527,6 @@ OPTIONS: dict[str, tuple[object, str]] = {
     "fill": ("nan", "--fill nan"),
     "kernels": ("refuse", "--kernels refuse"),
     "triton": (False, "--no-triton"),
-    "compile": ("triton", "--compile triton"),
     "tune": (True, "--tune"),
     "races": ("raise", "--races raise"),
     "late_copies": (True, "--late-copies"),

@@ -10,7 +10,7 @@ import pytest
 
 from tests import support
 from tests.support import simulated_environment
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = needs_cuda_torch
 
@@ -121,7 +121,6 @@ except RuntimeError as error:
 
 
 @pytest.mark.slow
-@needs_compiled_code
 def test_compiled_code() -> None:
     program = """
 import torch
@@ -141,10 +140,21 @@ with torch.cuda.stream(side):
 x.sum()
 y.sum()
 z.sum()
+graph = torch.cuda.CUDAGraph()
+torch.cuda.synchronize()
+with torch.cuda.graph(graph):
+    z = scale_and_add(scale, x, y)
+torch.cuda.synchronize()
+with torch.cuda.stream(side):
+    graph.replay()
+y.sum()
+z.sum()
 """
     lines = _run(program)
-    assert [line.partition(":")[0] for line in lines[0::4]] == ["compiled code on stream 1 of cuda"] * 2, lines
-    assert [line.rpartition(":")[2] for line in lines[1::4]] == ["17 in <module>", "18 in <module>"]
+    assert all(re.match(r"triton_\w+ on stream 1 of cuda:0 writes it: ", line) for line in lines[0::4]), lines
+    assert [line.rpartition(" in ")[2] for line in lines[0::4]] == ["scale_and_add"] * 2 + ["<module>"] * 2
+    places = ["17 in <module>", "18 in <module>", "26 in <module>", "27 in <module>"]
+    assert [line.rpartition(":")[2] for line in lines[1::4]] == places
 
 
 # While the program sleeps, NCCL's watchdog sees that the collective has ended. That orders nothing.

@@ -10,7 +10,7 @@ import pytest
 
 from tests import support
 from tests.support import simulated_environment
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("races")]
 programs: Any = pytest.importorskip("tests.simulation.races.programs", reason="needs torch", exc_type=ImportError)
@@ -51,7 +51,6 @@ def test_slow_programs_and_repetitions() -> None:
 
 
 @pytest.mark.slow
-@needs_compiled_code
 @pytest.mark.parametrize("mode", ["default", pytest.param("reduce-overhead", marks=pytest.mark.exhaustive)])
 def test_compiled_training_step(mode: str) -> None:
     program = f"""

@@ -13,7 +13,7 @@ import pytest
 
 from tests import support
 from tests.support import ROOT, simulated_environment
-from tests.support.simulation_driver import needs_compiled_code, needs_cuda_torch
+from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [needs_cuda_torch, pytest.mark.xdist_group("no_compute")]
 
@@ -1087,7 +1087,6 @@ def test_dynamo_does_not_trace_the_simulation() -> None:
 
 
 @pytest.mark.slow
-@needs_compiled_code
 def test_compiled_code_allocates_as_inductor_plans() -> None:
     pytest.importorskip("triton")
     program = """

@@ -1,58 +1,67 @@
-"""Hooks Inductor, the default backend of ``torch.compile``.
-
-With ``--compile triton`` it compiles as for a GPU, but tunes nothing by time. Otherwise graphs become code for the CPU: a hook
-replaces the function of Inductor that compiles one graph of aten ops. The graph is converted to a graph of the CPU, Inductor
-generates C++ for it, and the compiled code runs on CPU aliases of its CUDA inputs. Everything before (Dynamo, autograd, the
-partitioner, the passes over the graph) has seen CUDA tensors.
-"""
+"""Hooks Inductor, the default backend of ``torch.compile``, which compiles its own code for GPUs: nothing is tuned by time."""
 
 from __future__ import annotations
 
 import functools
 import glob
-import inspect
 import os
-from collections.abc import Callable
+from collections.abc import Iterable
 from types import ModuleType
 from typing import Any
 
 import torch
+import torch.fx
+from torch.utils import _pytree as pytree
 
-from . import cpu_graph
-from .device_call import DeviceCall
-from .higher_order import let_generators_reach_device_ops
 from .refusal import graph_problems
 
-__all__ = ["hook", "hook_builder", "hook_launchers", "hook_tuning", "refuse_because"]
+__all__ = ["hook_builder", "hook_launchers", "hook_refusal", "hook_tuning"]
 
 _SITE = os.path.dirname(os.path.dirname(torch.__file__))
-_FUNCTION = "_compile_fx_inner"
-_PARAMETERS = ["gm", "example_inputs"]
 
 
-def hook(compile_fx: ModuleType) -> None:
-    """Replace the function of ``torch._inductor.compile_fx`` that compiles a graph."""
-    original: Any = getattr(compile_fx, _FUNCTION, None)
-    if original is None or list(inspect.signature(original).parameters)[:2] != _PARAMETERS:
-        _refuse(compile_fx)
-        return
-    _configure()
-    _disable_autograd_cache()
-    let_generators_reach_device_ops()
-    setattr(compile_fx, _FUNCTION, _compile_for_cpu(original))
+def hook_refusal(compile_fx: ModuleType) -> None:
+    """Refuse graphs that use a GPU if a hook does not fit the installed torch."""
+    module: Any = compile_fx
+    original = module.compile_fx
+
+    @functools.wraps(original)
+    def compile_or_refuse(model: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
+        if graph_problems and _uses_cuda(model, example_inputs):
+            raise NotImplementedError(
+                f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than"
+                f' the simulation knows; use backend="aot_eager" ({"; ".join(graph_problems)})'
+            )
+        return original(model, example_inputs, *args, **kwargs)
+
+    module.compile_fx = compile_or_refuse
+
+
+def _uses_cuda(model: torch.fx.GraphModule, example_inputs: Iterable[Any]) -> bool:
+    leaves = list(example_inputs)
+    for node in model.graph.nodes:
+        leaves += pytree.tree_leaves((node.meta.get("val"), node.meta.get("example_value"), node.args, node.kwargs))
+    devices = (each.device if isinstance(each, torch.Tensor) else each for each in leaves)
+    return any(isinstance(each, torch.device) and each.type == "cuda" for each in devices)
 
 
 def hook_tuning(compile_fx: ModuleType) -> None:
     """Let nothing be tuned by time: the speed of a simulated GPU says nothing about that of a real one."""
-    original: Any = getattr(compile_fx, _FUNCTION)
-    _configure()
+    from torch._inductor import config
+
+    module: Any = compile_fx
+    settings: Any = config
+    original = module._compile_fx_inner
+    settings.shape_padding = False  # decides by timing matrix products
+    settings.dynamic_scale_rblock = False  # adds configurations to time
+    untuned = dict.fromkeys(("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning"), False)
 
     @functools.wraps(original)
     def compile_graph(*args: Any, **kwargs: Any) -> Any:
-        with _untuned():
+        with settings.patch(untuned):
             return original(*args, **kwargs)
 
-    setattr(compile_fx, _FUNCTION, compile_graph)
+    module._compile_fx_inner = compile_graph
 
 
 def hook_launchers(heuristics: ModuleType) -> None:
@@ -104,74 +113,3 @@ def _add_folder(folders: list[str], file: str, others: list[str]) -> None:
     first = next((each for each in [*folders, *others] if os.path.exists(os.path.join(each, file))), None)
     if first is not None and first not in folders:
         folders.append(first)
-
-
-def refuse_because(compile_fx: ModuleType, problem: str) -> None:
-    """Make the backend raise for graphs that use a GPU, because the hook has failed."""
-    graph_problems.append(problem)
-    _refuse(compile_fx)
-
-
-def _refuse(compile_fx: ModuleType) -> None:
-    """Make the backend raise for graphs that use a GPU, because the hook does not support this version of Inductor."""
-    original: Any = compile_fx.compile_fx
-
-    def raise_not_simulated(model: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        if cpu_graph.uses_cuda(model, example_inputs):
-            raise NotImplementedError(
-                f"torch.compile's default backend is not simulated for torch {torch.__version__}, which is older or newer than"
-                f' the simulation knows; use backend="aot_eager"{"".join(f" ({problem})" for problem in graph_problems)}'
-            )
-        return original(model, example_inputs, *args, **kwargs)
-
-    module: Any = compile_fx
-    module.compile_fx = raise_not_simulated
-
-
-def _disable_autograd_cache() -> None:
-    """Turn off the cache whose entries contain compiled code, and would bypass the hooks.
-
-    The cache of Inductor's own artifacts stays on: the hooks convert the graph before Inductor looks it up.
-    """
-    from torch._functorch import config
-
-    settings: Any = config
-    settings.enable_autograd_cache = False
-
-
-def _configure() -> None:
-    """Turn off what compares the speed of kernels."""
-    from torch._inductor import config
-
-    settings: Any = config
-    settings.shape_padding = False  # decides by timing matrix products
-    settings.dynamic_scale_rblock = False  # adds configurations to time
-
-
-def _untuned() -> Any:
-    from torch._inductor import config
-
-    settings: Any = config
-    names = ("max_autotune", "max_autotune_gemm", "max_autotune_pointwise", "coordinate_descent_tuning")
-    return settings.patch(dict.fromkeys(names, False))
-
-
-def _compile_for_cpu(original: Callable[..., Any]) -> Callable[..., Any]:
-    def compile_graph(gm: Any, example_inputs: Any, *args: Any, **kwargs: Any) -> Any:
-        from torch._inductor.utils import BoxedBool
-        from torch._inductor.virtualized import V
-
-        if not cpu_graph.uses_cuda(gm, example_inputs):
-            return original(gm, example_inputs, *args, **kwargs)
-        if graph_problems:
-            raise NotImplementedError("; ".join(graph_problems))
-        if V.aot_compilation:
-            raise NotImplementedError("AOTInductor is not simulated: compile for the CPU, or use torch.compile")
-        devices = cpu_graph.output_devices(gm)
-        cpu_inputs = cpu_graph.convert(gm, example_inputs)
-        kwargs["cudagraphs"] = BoxedBool(False)
-        with _untuned():
-            compiled = original(gm, cpu_inputs, *args, **kwargs)
-        return DeviceCall(compiled, devices)
-
-    return compile_graph

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import torch
-
 from ..._settings import read
-from ..._settings.torch_versions import compiles_for_cpu
 from .. import ops
 from ..import_hook import after_import
 from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_compiler
@@ -23,11 +20,9 @@ def install() -> None:
     after_import("torch.cuda._utils", nvrtc.hook)
     if read("triton") == "1":
         triton_compiler.install()
-    if read("compile") == "cpp" and compiles_for_cpu(torch.__version__):
-        after_import("torch._inductor.compile_fx", guarded(inductor.hook, inductor.refuse_because))
-        return
+    after_import("torch._inductor.compile_fx", inductor.hook_refusal)
     after_import("torch._inductor.cpp_builder", guarded(inductor.hook_builder, refuse_graphs))
     if read("tune") != "1":
-        after_import("torch._inductor.compile_fx", guarded(inductor.hook_tuning, inductor.refuse_because))
+        after_import("torch._inductor.compile_fx", guarded(inductor.hook_tuning, refuse_graphs))
         launchers = refuse_calls("CachingAutotuner.run")
         after_import("torch._inductor.runtime.triton_heuristics", guarded(inductor.hook_launchers, launchers))

@@ -15,20 +15,18 @@ import shutil
 import struct
 import sysconfig
 import threading
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 import torch
-from torch.utils._pytree import tree_map_only
 
 from ... import _settings
 from ..import_hook import after_import
 from ..ops import accesses
 from .refusal import guarded, refuse_calls
 
-__all__ = ["install", "tuning_on_copies"]
+__all__ = ["install"]
 
 _NEWEST = 89
 """The newest architecture whose instructions the driver translates: 9.0 has ``wgmma``."""
@@ -40,20 +38,9 @@ _PTX, _MACHINE_CODE = 1, 2
 
 class _Thread(threading.local):
     is_compiling = False
-    tunes_on_copies = False
 
 
 _thread = _Thread()
-
-
-@contextmanager
-def tuning_on_copies() -> Generator[None, None, None]:
-    """Let the autotuner run kernels of this thread on copies, as compiled code does: tuning changes no argument."""
-    before, _thread.tunes_on_copies = _thread.tunes_on_copies, True
-    try:
-        yield
-    finally:
-        _thread.tunes_on_copies = before
 
 
 def install() -> None:
@@ -161,8 +148,7 @@ def _hook_autotuner(autotuner: ModuleType) -> None:
     prune, bench = tuner.prune_configs, tuner._bench
 
     def run_once(kernel_call: Callable[[], object], quantiles: Any = None) -> list[float]:
-        if not _thread.tunes_on_copies:
-            torch.cuda.synchronize()  # as Triton's own function does; an error in a capture
+        torch.cuda.synchronize()  # as Triton's own function does; an error in a capture
         kernel_call()
         return [1.0] * len(quantiles or (1,))
 
@@ -177,10 +163,6 @@ def _hook_autotuner(autotuner: ModuleType) -> None:
             return bench(self, *arguments, **options)
         if self._accelerator_has_one:
             return [float("inf")] * 3
-        if _thread.tunes_on_copies:
-            from torch._prims_common import clone_preserve_strides
-
-            arguments, options = tree_map_only(torch.Tensor, clone_preserve_strides, (arguments, options))
         times = bench(self, *arguments, **options)
         self._accelerator_has_one = times != [float("inf")] * 3
         return times

@@ -11,7 +11,6 @@ import functools
 import os
 import signal
 import sysconfig
-from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -20,16 +19,7 @@ from . import bindings, runtime
 from .engine import engine
 from .op import UPDATES_STATISTICS
 
-__all__ = [
-    "FINDS_RACES",
-    "WRITES",
-    "at_op",
-    "flags_of",
-    "install",
-    "raise_race",
-    "record",
-    "skipped_transfer",
-]
+__all__ = ["FINDS_RACES", "flags_of", "install", "raise_race", "skipped_transfer"]
 
 _runtime = runtime.library
 
@@ -40,8 +30,7 @@ def _numbers(group: str, *names: str) -> list[int]:
 
 
 _USES_PART, _COPIES, _UPDATES = _numbers("race_flags", "RACE_USES_PART", "RACE_COPIES", "RACE_UPDATES_STATISTICS")
-WRITES, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
-"""The flag of an access that writes."""
+_WRITES, *_ = _numbers("race_access_flags", "RACE_WRITES", "RACE_PART", "RACE_ATOMIC", "RACE_UNOWNED")
 (_TEXT_SIZE,) = _numbers("limits", "RACE_TEXT_SIZE")
 FINDS_RACES = bool(_runtime.accelerator_simulation_races())
 """Whether this process reports races."""
@@ -145,22 +134,6 @@ def _note_resizes() -> None:
 # ---- Accesses of calls that are no ops. ----
 
 
-def at_op(name: str, accesses: Iterable[tuple[torch.Tensor, int]], call: Callable[[], Any]) -> Any:
-    """Record accesses to CUDA tensors, then make a call whose copies belong to the same line."""
-    assert engine is not None
-    with engine.accesses(_name(name)) as recorded:
-        for tensor, flags in accesses:
-            recorded.add(tensor, flags)
-        recorded.record()
-        raise_race()
-        return call()
-
-
-def record(name: str, accesses: Iterable[tuple[torch.Tensor, int]]) -> None:
-    """Record accesses to CUDA tensors."""
-    at_op(name, accesses, lambda: None)
-
-
 def skipped_transfer(target: torch.Tensor, source: torch.Tensor, non_blocking: bool) -> None:
     """Record a copy between devices that a rehearsal does not perform, as the runtime records those of torch's kernel."""
     assert engine is not None
@@ -170,11 +143,11 @@ def skipped_transfer(target: torch.Tensor, source: torch.Tensor, non_blocking: b
             devices = source.device.index, target.device.index
             recorded.order(*devices)  # as torch does around a copy between two GPUs
             recorded.add(source, 0)
-            recorded.add(target, WRITES)
+            recorded.add(target, _WRITES)
             recorded.record()
             recorded.order(*devices)
             return
-        on_device, on_host, flags = (target, source, WRITES) if target.is_cuda else (source, target, 0)
+        on_device, on_host, flags = (target, source, _WRITES) if target.is_cuda else (source, target, 0)
         recorded.add(on_device, flags)
         recorded.record()
         # Otherwise torch copies through memory of its own, which is not pinned.

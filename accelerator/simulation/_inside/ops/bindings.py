@@ -32,13 +32,8 @@ def _find(path: str) -> Any:
 
 if TYPE_CHECKING:
     from torch._C import DispatchKey as DispatchKey
-    from torch._ops import HigherOrderOperator as HigherOrderOperator
-    from torch._ops import OpOverload as OpOverload
 else:
     DispatchKey = _find("_C.DispatchKey")
-    # The classes of ops in graphs of compiled code.
-    HigherOrderOperator = _find("_ops.HigherOrderOperator")
-    OpOverload = _find("_ops.OpOverload")
 
 # A key by its name. The engine looks for overrides in Python under a key that no device has, and that has no attribute.
 parse_key: Callable[[str], DispatchKey] = _find("_C._dispatch_key_parse")
@@ -63,10 +58,6 @@ describe_kernels: Callable[[str], str] = _find("_C._dispatch_dump")
 # The keys after a key in the dispatcher's order, for an override that calls the kernel below.
 keys_after: Callable[[DispatchKey], Any] = _find("_C._dispatch_keyset_full_after")
 keys_of: Callable[[DispatchKey], Any] = _find("_C.DispatchKeySet")
-# The keys that this thread includes and excludes, and a context that sets them: for vmap inside of a dispatch mode.
-included_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_include_set")
-excluded_keys: Callable[[], Any] = _find("_C._dispatch_tls_local_exclude_set")
-with_keys: Callable[[Any, Any], Any] = _find("_C._ForceDispatchKeyGuard")
 # Contexts in which a kernel calls ops: autograd has recorded the call already, and subclasses of tensors are the caller's.
 below_autograd: Callable[[], Any] = _find("_C._AutoDispatchBelowAutograd")
 without_torch_function: Callable[[], Any] = _find("_C.DisableTorchFunction")

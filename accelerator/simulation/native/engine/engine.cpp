@@ -102,7 +102,7 @@ EXPORT void accelerator_engine_describe_races(void* kernel, uint32_t flags)
     static_cast<engine::Kernel*>(kernel)->set_race_flags(flags);
 }
 
-// The accesses of a call that Python makes, such as of compiled code. Its copies belong to the same line.
+// The accesses of a call that Python makes, such as of a copy that a rehearsal does not perform.
 EXPORT void* accelerator_engine_begin_accesses(const char* name)
 {
     return new engine::RaceScope(name);

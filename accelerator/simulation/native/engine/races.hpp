@@ -110,7 +110,7 @@ private:
             if (found == codes_.end()) {
                 increment_(object); // for ever, so that no other code gets this address
                 Code code{RACE_OF_PROGRAM, attribute(object, "co_filename"), attribute(object, "co_name"), {}};
-                code.owner = races->code_owner(code.path.c_str());
+                code.owner = races->code_owner(code.path.c_str(), code.name.c_str());
                 found = codes_.emplace(object, std::move(code)).first;
             }
             decrement_(object);

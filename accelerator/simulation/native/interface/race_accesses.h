@@ -59,7 +59,7 @@ struct race_functions {
     void (*op_ends)(void);
     int (*place)(const char *text); /* the number of a line of the program */
     int (*set_place)(int place);    /* at which the thread's op begins; returns the one before, 0 if there was none */
-    int (*code_owner)(const char *path); /* RACE_OF_... of the code in a file */
+    int (*code_owner)(const char *path, const char *function); /* RACE_OF_... of its code */
     int (*take)(char *target, size_t size); /* copies the text that an op must raise; returns 0 if there is none */
     void (*order)(void *stream, int device, void *other_stream, int other_device); /* lets the second wait for the first */
     void (*use_storages)(const struct race_storages *storages);

@@ -91,8 +91,20 @@ EXPORT void accelerator_simulation_race_folder(const char *prefix, int owner)
         folders[folder_count++].owner = owner;
 }
 
-int race_code_owner(const char *path)
+/* What Inductor generates: modules that are named by a hash, and launchers of kernels. */
+static bool is_compiled(const char *path, const char *function)
 {
+    const char *file = strrchr(path, '/');
+    if (!file)
+        return strcmp(path, "<string>") == 0 && strcmp(function, "launcher") == 0;
+    const size_t length = strspn(++file, "abcdefghijklmnopqrstuvwxyz234567");
+    return *file == 'c' && length > 50 && strcmp(file + length, ".py") == 0;
+}
+
+int race_code_owner(const char *path, const char *function)
+{
+    if (is_compiled(path, function))
+        return RACE_OF_TORCH;
     for (int i = 0; i < folder_count; i++)
         if (strncmp(path, folders[i].prefix, strlen(folders[i].prefix)) == 0)
             return folders[i].owner;
@@ -111,7 +123,7 @@ static int parse(char *stack)
         if (sscanf(line, "  File \"%599[^\"]\", line %d in %299[^\n]", path, &number, name) != 3)
             continue;
         snprintf(text, sizeof text, "%s:%d in %s", path, number, name);
-        const int owner = race_code_owner(path);
+        const int owner = race_code_owner(path, name);
         if (owner == RACE_OF_PROGRAM) {
             snprintf(both, sizeof both, library[0] ? "%s, through %s" : "%s", text, library);
             return intern(both);

@@ -143,7 +143,7 @@ bool is_thread_of_python(void);
 const char *place_text(int place);
 int race_place(const char *text);
 int race_set_place(int place);
-int race_code_owner(const char *path); /* RACE_OF_... */
+int race_code_owner(const char *path, const char *function); /* RACE_OF_... */
 
 /* ---- report.c ---- */
 

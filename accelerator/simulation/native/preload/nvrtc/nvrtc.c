@@ -1,7 +1,7 @@
 /* NVRTC as torch calls it, for its jiterator: where torch asks for machine code, it gets the PTX from which NVRTC has made that.
  * The driver loads PTX as well, and simulated GPUs run it. NVRTC itself compiles on the CPU and needs no GPU.
  *
- * torch.cuda._compile_kernel calls NVRTC from Python, where _compile/nvrtc.py does the same. */
+ * torch.cuda._compile_kernel calls NVRTC from Python, where _inside/compiled/nvrtc.py does the same. */
 #include <dlfcn.h>
 #include <string.h>
 

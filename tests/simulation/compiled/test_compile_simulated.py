@@ -282,6 +282,16 @@ def test_compile_modes(mode: str) -> None:
 
 
 @pytest.mark.slow
+def test_overwritten_output_of_a_graph_raises() -> None:
+    compiled, x = torch.compile(lambda x: x.sin() + 1, mode="reduce-overhead"), randn(16)
+    overwritten, result = compiled(x), compiled(x)
+    for use in (torch.Tensor.exp, torch.Tensor.cpu, repr):
+        with pytest.raises(RuntimeError, match="output of CUDAGraphs that has been overwritten by a subsequent run"):
+            use(overwritten)
+    assert_same(x.sin() + 1, result)
+
+
+@pytest.mark.slow
 def test_dynamic_shapes() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         return (x * 2).sum(0) + x.shape[0]

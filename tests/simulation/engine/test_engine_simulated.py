@@ -648,3 +648,30 @@ def fill_cache() -> list[torch.Tensor]:
             while True:
                 fillers.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
     return fillers
+
+
+ACCESSES: list[Function] = [
+    lambda x: x + 1,
+    lambda x: x.mul_(2),
+    lambda x: torch.add(torch.ones_like(x), 1, out=x),
+    lambda x: x.new_ones(4, 4).copy_(x),
+    lambda x: x.cpu(),
+    lambda x: x[0, 0].item(),
+    lambda x: torch._foreach_add([x], 1),
+    lambda x: x @ x,
+    lambda x: F.scaled_dot_product_attention(x[None, None], x[None, None], x[None, None]),
+    lambda x: x.uniform_(),
+    repr,
+]
+
+
+@pytest.mark.parametrize("access", ACCESSES)
+def test_a_storage_whose_access_is_an_error(access: Function) -> None:
+    """As CUDA graph trees mark the outputs that a later run has overwritten: tensors, and storages that others share."""
+    for _ in range(2):  # Python handles the first call of an op
+        x, y = torch.ones(4, 4, device="cuda"), torch.ones(4, 4, device="cuda")
+        torch._C._set_storage_access_error_msg(x, "it was overwritten")
+        torch._C._set_storage_data_ptr_access_error_msg(y.untyped_storage()._cdata, "it was overwritten")
+        for each in (x, y):
+            with pytest.raises(RuntimeError, match="it was overwritten"):
+                access(each)

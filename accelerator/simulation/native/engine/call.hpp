@@ -157,7 +157,8 @@ inline Kernel::Kernel(const c10::FunctionSchema& schema)
 inline bool Kernel::look_at(TensorImpl* tensor, size_t index, Look& look) const
 {
     if (C10_LIKELY(has_only(tensor, CUDA_KEYS))) {
-        if (C10_UNLIKELY(tensor->unsafe_storage().unsafeGetStorageImpl()->data() == nullptr && tensor->numel() != 0))
+        const auto* const storage = tensor->unsafe_storage().unsafeGetStorageImpl(); // none if an access is an error
+        if (C10_UNLIKELY(storage == nullptr || (storage->data() == nullptr && tensor->numel() != 0)))
             return false; // its storage was freed
         if (C10_UNLIKELY(tensor->numel() > INT32_MAX || tensor->dim() > MOST_DIMENSIONS))
             return false;

@@ -1,16 +1,15 @@
 """``python -m tests.faults [NAME...]``: put each fault of ``faults.json`` into the code, and report whether tests notice it.
 
-Faults are realistic mistakes that the tests once did not notice, or might not, in code that the mutation tests of
-``pyproject.toml`` do not cover. Run this before a release, in a clean checkout: it edits the files and restores them.
+Faults are realistic mistakes in native code that the tests once did not notice, or might not: no library mutates C. Run this
+before a release, in a clean checkout: it edits the files and restores them.
 
-A fault names a file by the end of its path, a function (``Class.method`` in Python, empty for code outside of functions), and
-either a text of the function to ``find``, with its replacement, or a text in the statement to ``remove``. The text must occur
-once in the function: a test says which faults no longer fit the code, and they are to be adapted or dropped.
+A fault names a file by the end of its path, a function (empty for code outside of functions), and either a text of the
+function to ``find``, with its replacement, or a text in the statement to ``remove``. The text must occur once in the function:
+a test says which faults no longer fit the code, and they are to be adapted or dropped.
 """
 
 from __future__ import annotations
 
-import ast
 import json
 import re
 import subprocess
@@ -54,10 +53,7 @@ def find_file(ending: str) -> Path:
 
 def apply(fault: dict[str, Any], text: str) -> str:
     """Return the text of a fault's file with the fault."""
-    is_python = fault["file"].endswith(".py")
-    start, end = 0, len(text)
-    if fault["function"]:
-        start, end = (python_function if is_python else c_function)(text, fault["function"])
+    start, end = c_function(text, fault["function"]) if fault["function"] else (0, len(text))
     anchor = fault.get("find") or fault["remove"]
     count = text.count(anchor, start, end)
     if count != 1:
@@ -65,35 +61,8 @@ def apply(fault: dict[str, Any], text: str) -> str:
     at = text.index(anchor, start)
     if "find" in fault:
         return text[:at] + fault["replace"] + text[at + len(anchor) :]
-    start, end = (python_statement if is_python else c_statement)(text, at)
-    return text[:start] + ("pass" if is_python else ";") + text[end:]
-
-
-def python_function(text: str, name: str) -> tuple[int, int]:
-    """Return where a function begins and ends."""
-    scope: Any = ast.parse(text)
-    for part in name.split("."):
-        kinds = (ast.FunctionDef, ast.ClassDef)
-        found = [node for node in ast.walk(scope) if isinstance(node, kinds) and node is not scope and node.name == part]
-        if not found:
-            raise Stale(f"there is no {name}")
-        scope = found[0]
-    return span(text, scope)
-
-
-def python_statement(text: str, at: int) -> tuple[int, int]:
-    """Return where the innermost statement at a position begins and ends."""
-    statements = (span(text, node) for node in ast.walk(ast.parse(text)) if isinstance(node, ast.stmt))
-    return min((each for each in statements if each[0] <= at < each[1]), key=lambda each: each[1] - each[0])
-
-
-def span(text: str, node: Any) -> tuple[int, int]:
-    lines = text.splitlines(keepends=True)
-
-    def offset(line: int, column: int) -> int:
-        return sum(map(len, lines[: line - 1])) + len(lines[line - 1].encode()[:column].decode())
-
-    return offset(node.lineno, node.col_offset), offset(node.end_lineno, node.end_col_offset)
+    start, end = c_statement(text, at)
+    return text[:start] + ";" + text[end:]
 
 
 def c_function(text: str, name: str) -> tuple[int, int]:

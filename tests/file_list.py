@@ -1,9 +1,4 @@
-"""Writes ``FILES.md``: every source file of the package with the first sentence of its docstring or comment.
-
-::
-
-    python -m tests.file_list
-"""
+"""``python -m tests.file_list [WORD...]``: print the source files that mention all words, each with its first sentence."""
 
 from __future__ import annotations
 
@@ -11,19 +6,12 @@ import ast
 import re
 import sys
 from collections.abc import Iterator
-from itertools import groupby
 from pathlib import Path
 
 from tests.support import ROOT
 
 PACKAGE = ROOT / "accelerator"
-FILE = ROOT / "FILES.md"
 SUFFIXES = {".py", ".c", ".h", ".cpp", ".hpp"}
-HEADING = """# Files
-
-Each source file of the package with the first sentence that it says of itself. `python -m tests.file_list` writes this list.
-[CONTRIBUTING.md](CONTRIBUTING.md) tells how the folders work together, and which file a change belongs in.
-"""
 
 
 def read_comment(path: Path) -> str:
@@ -46,28 +34,16 @@ def first_sentence(comment: str) -> str:
 
 
 def sources() -> list[Path]:
-    return sorted(
-        (
-            path for path in PACKAGE.rglob("*.*") if path.suffix in SUFFIXES and path.parent.name != "exported"
-        ),  # which is written
-        key=lambda path: (path.parent.as_posix(), path.name),
-    )
+    files = (path for path in PACKAGE.rglob("*.*") if path.suffix in SUFFIXES and path.parent.name != "exported")
+    return sorted(files, key=lambda path: (path.parent.as_posix(), path.name))
 
 
 def lines() -> Iterator[str]:
-    yield HEADING
-    for folder, files in groupby(sources(), lambda path: path.parent):
-        yield f"## {folder.relative_to(ROOT).as_posix()}/\n"
-        for path in files:
-            yield f"- `{path.name}`: {first_sentence(read_comment(path)) or '(nothing)'}"
-        yield ""
-
-
-def text() -> str:
-    return "\n".join(lines())
+    """Yield a line for each file: its path, and the first sentence that it says of itself."""
+    for path in sources():
+        yield f"{path.relative_to(PACKAGE).as_posix()}: {first_sentence(read_comment(path)) or '(nothing)'}"
 
 
 if __name__ == "__main__":
-    FILE.write_text(text(), encoding="utf-8")
-    print(f"wrote {FILE.relative_to(ROOT)}")
-    sys.exit(0)
+    words = [word.lower() for word in sys.argv[1:]]
+    print(*(line for line in lines() if all(word in line.lower() for word in words)), sep="\n")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 from typing import Any
 
 import pytest
@@ -18,10 +17,7 @@ FAULTS = faults.read()
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
 def test_fault_fits_the_code(fault: dict[str, Any]) -> None:
     text = faults.find_file(fault["file"]).read_text(encoding="utf-8")
-    faulty = faults.apply(fault, text)
-    assert faulty != text
-    if fault["file"].endswith(".py"):
-        ast.parse(faulty)
+    assert faults.apply(fault, text) != text
 
 
 @pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault["name"])
@@ -38,19 +34,16 @@ def test_names_are_unique() -> None:
 
 
 def test_text_that_occurs_twice_is_stale() -> None:
-    text = "def f():\n    g()\n    g()\n\n\ndef h():\n    g()\n"
-    fault = {"file": "x.py", "function": "f", "find": "g()", "replace": "1"}
+    text = "int f(void)\n{\n    g();\n    g();\n}\nint h(void)\n{\n    g();\n}\n"
+    fault = {"file": "x.c", "function": "f", "find": "g()", "replace": "1"}
     with pytest.raises(faults.Stale, match="occurs 2 times in f"):
         faults.apply(fault, text)
     with pytest.raises(faults.Stale, match="there is no k"):
         faults.apply({**fault, "function": "k"}, text)
-    assert faults.apply({**fault, "function": "h"}, text).endswith("def h():\n    1\n")
+    assert faults.apply({**fault, "function": "h"}, text).endswith("int h(void)\n{\n    1;\n}\n")
 
 
 def test_statement_is_removed() -> None:
-    text = "class A:\n    def f(self):\n        if self.x:\n            self.y = (\n                1\n            )\n"
-    fault = {"file": "x.py", "function": "A.f", "remove": "self.y"}
-    assert faults.apply(fault, text) == "class A:\n    def f(self):\n        if self.x:\n            pass\n"
     text = 'static int f(void)\n{\n    const char *a = "}";\n    if (a)\n        g(a,\n          1);\n}\nint g(int a);\n'
     assert faults.c_function(text, "f") == (0, text.index("\nint g("))
     assert "    if (a)\n        ;\n}" in faults.apply({"file": "x.c", "function": "f", "remove": "g(a"}, text)

@@ -12,8 +12,6 @@ from ..simulation._outside.processes import report
 from ..simulation._settings import fault_words
 from . import terminal
 
-__all__ = ["main"]
-
 _VERBS = ("status", "clear", "reset", "restart")
 
 _DESCRIPTION = """\

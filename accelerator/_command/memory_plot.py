@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..simulation._settings.rehearsal_record import Curve, Rank
 
-__all__ = ["write"]
-
 _WIDTH, _HEIGHT = 800, 400
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 40, 56
 _LIMIT = "#d62728"

@@ -20,8 +20,6 @@ from ..simulation._settings import known_gpus, rehearsal_record
 from . import memory_plot, rehearse_report
 from .run_parser import RunParser, report_error, report_unknown_names
 
-__all__ = ["main"]
-
 _PROGRESS_S = 1.0
 _DESCRIPTION = """\
 Run COMMAND at full size on simulated GPUs that compute nothing, and print what

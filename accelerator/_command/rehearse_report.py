@@ -13,8 +13,6 @@ if TYPE_CHECKING:
 
     from ..simulation._settings.rehearsal_record import DeviceRecord, OutOfMemory, Peak, Rank
 
-__all__ = ["Entry", "entries_of", "format_json", "format_size", "format_table", "values_of"]
-
 _COLUMNS = ("rank", "device", "peak allocated", "peak reserved", "of", "peak host", "retries", "fits")
 _NAMED_PLACES = 3
 _AT_THE_PEAK = 0.999

@@ -17,8 +17,6 @@ if TYPE_CHECKING:
 
     from ..simulation._settings import Option, Setting
 
-__all__ = ["RunParser", "report_error", "report_unknown_names"]
-
 _USAGE = 2
 
 

@@ -15,8 +15,6 @@ from ..simulation._outside.processes import report, run
 from ..simulation._outside.state_folder import state_folder
 from .run_parser import RunParser, report_error, report_unknown_names
 
-__all__ = ["main"]
-
 _RACE = 1
 
 _DESCRIPTION = """\

@@ -14,8 +14,6 @@ from .containers import tensors_in
 from .recomputation import Frame
 from .rng_tracker import tracker
 
-__all__ = ["checkpoint", "non_reentrant_checkpoint"]
-
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
 

@@ -15,14 +15,6 @@ from typing import Any
 from .buffers import Buffers
 from .groups import SINGLE_RANK, Group, from_group, from_mpu, is_alive, world_size
 
-__all__ = [
-    "configure",
-    "is_configured",
-    "partition_activations_in_checkpoint",
-    "reset",
-    "set_num_layers",
-]
-
 _SECTION = "activation_checkpointing"
 
 # The keys of the section, with the parameter of configure() and its type.

@@ -12,8 +12,6 @@ import torch
 from .._torch import generators
 from ..random import default_generator
 
-__all__ = ["CudaRNGStatesTracker", "get_cuda_rng_tracker"]
-
 MODEL_PARALLEL = "model-parallel-rng"
 
 # A ModuleGenerator calls the functions of the accelerator's module, for an accelerator without generator objects.

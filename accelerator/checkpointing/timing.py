@@ -17,8 +17,6 @@ from . import bindings
 if TYPE_CHECKING:
     from .configuration import Settings
 
-__all__ = ["RegionTimes", "region_times"]
-
 
 class RegionTimes(NamedTuple):
     """The totals of one checkpointed function: ``calls`` and ``recomputations`` are counts, the others seconds."""

@@ -12,20 +12,6 @@ from .. import configuration, partition, transfers
 from ..checkpoint_call import checkpoint
 from ..groups import SINGLE_RANK, Group
 
-__all__ = [
-    "CheckpointFunction",
-    "detach_variable",
-    "extract_tensors",
-    "gather_partitioned_activations",
-    "get_cpu_activations_for_backward",
-    "get_partition_size",
-    "get_partition_start",
-    "get_partitioned_activations_for_backward",
-    "is_activation_to_checkpoint",
-    "merge_tensors",
-    "partition_activations",
-]
-
 
 def _group() -> Group:
     return configuration.current.group or SINGLE_RANK

@@ -9,8 +9,6 @@ import torch
 
 from .helpers import is_activation_to_checkpoint
 
-__all__ = ["get_offloaded_activations_for_backward", "restore_offloaded_activations"]
-
 
 def get_offloaded_activations_for_backward(args: Sequence[Any], engine: Any) -> list[Any]:
     """Offload the activations among arguments with an offload engine.

@@ -6,8 +6,6 @@ from ...random import default_generator
 from .. import configuration
 from ..rng_tracker import MODEL_PARALLEL, check_seed, tracker
 
-__all__ = ["model_parallel_cuda_manual_seed", "model_parallel_reconfigure_tp_seed"]
-
 # Rank r has the shared seed + this offset + r. Megatron-LM has the same offset, on which its checkpoints rely.
 _MODEL_PARALLEL_OFFSET = 2718
 

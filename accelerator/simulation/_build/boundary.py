@@ -11,8 +11,6 @@ import os
 import re
 from collections.abc import Callable, Sequence
 
-__all__ = ["Boundary", "boundary_flag", "read_with_included"]
-
 _BOUNDARY = "interface/boundary.h"
 _INTEGERS = {4: ctypes.c_uint32, 8: ctypes.c_uint64}  # they take negative numbers too
 _REMEDY = "the installation of accelerator is mixed from two versions; install it again"

@@ -22,18 +22,6 @@ from typing import TYPE_CHECKING, NamedTuple
 if TYPE_CHECKING:
     from collections.abc import Generator
 
-__all__ = [
-    "Build",
-    "announce",
-    "announce_once",
-    "cache_roots",
-    "install",
-    "install_in_cache",
-    "is_intact",
-    "lock",
-    "was_announced",
-]
-
 _CHECKSUMS = "SHA256SUMS"
 _OTHERS_MAY_WRITE = stat.S_IWGRP | stat.S_IWOTH
 

@@ -21,8 +21,6 @@ from typing import NamedTuple
 from .boundary import boundary_flag, read_with_included
 from .cache import Build, announce, announce_once, cache_roots, install, install_in_cache, is_intact, was_announced
 
-__all__ = ["Torch", "build", "describe", "ensure_built", "is_any_built", "missing_compiler"]
-
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
 _MAIN = "engine/engine.cpp"

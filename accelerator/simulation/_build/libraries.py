@@ -43,17 +43,6 @@ from .settings_header import HEADER_NAME, header
 if TYPE_CHECKING:
     from importlib.abc import Traversable
 
-__all__ = [
-    "COMPILED",
-    "PREBUILT_FOLDER",
-    "PRELOADED",
-    "build",
-    "build_problem",
-    "ensure_built",
-    "kernel_cache",
-    "platform_problem",
-]
-
 _FLAGS = (
     *("-std=gnu11", "-D_GNU_SOURCE", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra"),
     *("-include", "common/locks.h"),

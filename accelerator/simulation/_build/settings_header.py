@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from .._settings import LIBRARIES_FOLDER, LIMITS, PREFIX, SETTINGS
 
-__all__ = ["HEADER_NAME", "header"]
-
 HEADER_NAME = "interface/settings.h"
 """The path of the file below the folder into which a build copies the sources."""
 

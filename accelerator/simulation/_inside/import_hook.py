@@ -8,8 +8,6 @@ from importlib.abc import Loader, MetaPathFinder
 from importlib.machinery import ModuleSpec, PathFinder
 from types import ModuleType
 
-__all__ = ["after_import"]
-
 
 class _Finder(MetaPathFinder):
     """Finds one module as Python does, and lets `_Loader` load it."""

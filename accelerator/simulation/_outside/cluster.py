@@ -18,8 +18,6 @@ from .guard import guarded
 from .node_output import NodeOutput
 from .state_folder import ended_mark
 
-__all__ = ["node_environments", "run"]
-
 # How long processes have to end after each signal (a forwarded one, SIGTERM) before they get the next, stronger one.
 _GRACE_S = 10.0
 _POLL_S = 0.05

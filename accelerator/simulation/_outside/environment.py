@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 
     _Parameters = ParamSpec("_Parameters")
 
-__all__ = ["environment", "is_simulated", "unavailable_reason"]
-
 RACES_SUFFIX = ".races"
 """Ends the name of the file beside a machine's state that has an entry for each race of its processes."""
 _MEMORY, _CAPABILITY = "8GiB", "9.0"

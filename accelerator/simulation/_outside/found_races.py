@@ -7,8 +7,6 @@ import os
 import sys
 from typing import NamedTuple
 
-__all__ = ["Race", "begin_test", "races", "races_of_test"]
-
 _LIBRARIES = ("libcudart.so.12", "libcudart.so.13")
 
 

@@ -9,8 +9,6 @@ from collections.abc import Generator, Mapping
 from .. import _settings
 from .._build import libraries
 
-__all__ = ["guarded"]
-
 _RUN = _settings.variable("run")
 _PROGRAM = "bin/accelerator-guard"
 _STDIN, _STDOUT, _STDERR = range(3)

@@ -16,8 +16,6 @@ from .. import _settings
 from .._settings import fault_words
 from .environment import is_simulated
 
-__all__ = ["add", "describe", "end", "find_states", "inject_fault", "restart", "unfired"]
-
 _TEXT_SIZE = 1 << 16
 _ANY_GPU = -1
 

@@ -8,8 +8,6 @@ import select
 import threading
 from types import TracebackType
 
-__all__ = ["NodeOutput"]
-
 # An unfinished line, such as a prompt or a progress bar, is shown after this time.
 _PATIENCE_S = 0.2
 _CHUNK = 1 << 16

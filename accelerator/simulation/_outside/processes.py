@@ -15,8 +15,6 @@ from .guard import guarded
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
 
-__all__ = ["CannotStart", "Signals", "handle_signals", "report", "run", "shell_status", "start"]
-
 _NOT_EXECUTABLE = 126
 _NO_SUCH_COMMAND = 127
 _SIGNALLED = 128

@@ -24,8 +24,6 @@ from .syntax import (
 )
 from .types import TYPES, PtxType, align
 
-__all__ = ["Code"]
-
 _GLOBAL_SPACES = ("", "global", "const")
 _LARGEST_SCALAR = 16
 

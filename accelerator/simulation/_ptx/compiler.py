@@ -21,8 +21,6 @@ from pathlib import Path
 
 from .errors import Refused
 
-__all__ = ["CACHE_SIZE", "FLAGS", "HEADERS", "build", "compiler_command", "limit_cache", "lock", "processor_flags"]
-
 CACHE_SIZE = 1 << 30
 """Bytes of compiled kernels that a cache may have."""
 _ABANDONED_AFTER_S = 3600

@@ -29,8 +29,6 @@ from .syntax import (
 )
 from .types import TYPES
 
-__all__ = ["EXIT", "BasicBlock", "Flow", "Uniformity", "registers_of", "written_and_read"]
-
 EXIT = -1
 """In place of a basic block: the thread returns."""
 

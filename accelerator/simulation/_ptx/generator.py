@@ -23,8 +23,6 @@ from .program import Kernel, Program
 from .syntax import Function, Instruction, Register, Symbol
 from .types import TYPES
 
-__all__ = ["INTERFACE", "generate"]
-
 INTERFACE = "accelerator_kernel"
 """The symbol of a translated kernel."""
 

@@ -9,8 +9,6 @@ from typing import BinaryIO
 
 from .errors import Refused
 
-__all__ = ["LZ4", "PLAIN", "ZSTD", "decompress", "read_texts"]
-
 _HEADER = struct.Struct("<QQII")  # size, size of the text, how it is compressed, 0
 PLAIN, LZ4, ZSTD = range(3)  # as in native/runtime/images.h
 _LARGEST_RATIOS = {LZ4: 255, ZSTD: 1 << 15}

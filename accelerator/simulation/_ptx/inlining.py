@@ -28,8 +28,6 @@ from .syntax import (
 if TYPE_CHECKING:
     from .program import Program
 
-__all__ = ["Calls", "inline_waiting"]
-
 _LARGEST_BODY = 20_000
 """Of statements. A kernel that would be longer runs its threads in fibers."""
 

@@ -18,8 +18,6 @@ from .types import TYPES, PtxType
 if TYPE_CHECKING:
     from .code import Code
 
-__all__ = ["Operation", "Table", "Waiting", "expand", "rule", "typed"]
-
 Choices: TypeAlias = dict[str, str]
 """The modifiers of one variant, by name; "" for one that it lacks."""
 

@@ -32,8 +32,6 @@ from .syntax import (
 )
 from .types import PREDICATE, TYPES, is_type
 
-__all__ = ["Module", "identifier", "parse_variables"]
-
 _NAME = r"[A-Za-z_$%][\w$]*"
 _STRING = r'"(?:[^"\\\n]|\\.)*"'
 _LINKAGE = r"(?:\.(?:visible|weak|extern|common)\b\s*)?"

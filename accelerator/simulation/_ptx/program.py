@@ -10,8 +10,6 @@ from .parser import Module, identifier
 from .syntax import Function, Instruction, Variable
 from .types import TYPES, align
 
-__all__ = ["RESERVED", "Kernel", "Program"]
-
 RESERVED = Variable("reserved", "shared", TYPES["b8"], 1024, 128)
 """Shared memory that cooperative_groups takes beside the kernel's."""
 

@@ -7,25 +7,6 @@ from typing import NamedTuple, TypeAlias
 
 from .types import PtxType
 
-__all__ = [
-    "Address",
-    "Directive",
-    "Function",
-    "Immediate",
-    "Instruction",
-    "Label",
-    "Negated",
-    "Operand",
-    "Pair",
-    "Register",
-    "Sink",
-    "Special",
-    "Statement",
-    "Symbol",
-    "Variable",
-    "Vector",
-]
-
 
 class Register(NamedTuple):
     """A virtual register of a function; its name is that of a C variable."""

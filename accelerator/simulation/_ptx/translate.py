@@ -17,8 +17,6 @@ from .images import read_texts
 from .program import Program
 from .variables import generate_variables
 
-__all__ = ["main"]
-
 REFUSED = 3  # the exit status that native/runtime/translation.c knows, too
 """The exit status of a kernel that is not translated. Standard output says why."""
 

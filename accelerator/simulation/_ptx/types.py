@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["PREDICATE", "TYPES", "PtxType", "align", "bits_type", "is_type", "unsigned"]
-
 
 class PtxType(NamedTuple):
     """A type: its size, its C type, and how its bits are read."""

@@ -11,8 +11,6 @@ from .errors import Refused
 from .program import Program
 from .syntax import Variable
 
-__all__ = ["VARIABLES", "generate_variables"]
-
 VARIABLES = "accelerator_variables"
 """The symbol of the table."""
 

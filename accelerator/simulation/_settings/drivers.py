@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["driver_version"]
-
 # The first driver of each version of CUDA for Linux on x86-64, from the table "CUDA Toolkit and Corresponding Driver Versions"
 # of NVIDIA's release notes: https://docs.nvidia.com/cuda/archive/13.2.0/cuda-toolkit-release-notes/ and those of 11.8.
 _VERSIONS = {

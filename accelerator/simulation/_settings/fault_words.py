@@ -10,8 +10,6 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
-__all__ = ["XIDS", "Fault", "Xid", "encode", "parse", "parse_gpu"]
-
 _SECOND = 10**9
 _ANY = -1
 _UNITS = {"us": 10**3, "ms": 10**6, "s": _SECOND}

@@ -24,8 +24,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["KnownGpu", "find", "names", "smallest"]
-
 _MIB = 2**20
 
 

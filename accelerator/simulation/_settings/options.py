@@ -37,21 +37,6 @@ from .values import (
     ValueType,
 )
 
-__all__ = [
-    "LIBRARIES_FOLDER",
-    "LIMITS",
-    "PARAMETERS",
-    "PREFIX",
-    "PROBLEM_SUFFIX",
-    "SETTINGS",
-    "Option",
-    "Setting",
-    "encode",
-    "find",
-    "read",
-    "variable",
-]
-
 PREFIX = "ACCELERATOR_SIM_"
 """The names of all variables begin so."""
 

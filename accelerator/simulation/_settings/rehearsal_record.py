@@ -12,23 +12,6 @@ from itertools import count
 from pathlib import Path
 from typing import Any, NamedTuple
 
-__all__ = [
-    "CATEGORIES",
-    "Curve",
-    "DeviceRecord",
-    "MissingValue",
-    "OutOfMemory",
-    "Peak",
-    "ProcessRecord",
-    "Rank",
-    "Statistics",
-    "read_ranks",
-    "snapshot_file",
-    "status_file",
-    "write_curve",
-    "write_record",
-]
-
 CATEGORIES = ("parameters", "gradients", "optimizer state", "activations", "other")
 """What holds allocated memory."""
 

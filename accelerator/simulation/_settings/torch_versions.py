@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-__all__ = ["NEWEST_TORCH", "release"]
-
 NEWEST_TORCH = (2, 15)
 """The newest release of torch that the tables of simulated GPUs describe: the newest one in ``_inside/ops/dtypes.json``."""
 

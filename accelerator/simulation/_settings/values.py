@@ -14,29 +14,6 @@ from typing import Any, cast
 
 from . import fault_words
 
-__all__ = [
-    "Choice",
-    "ClockReasons",
-    "ComputeCapability",
-    "Count",
-    "CudaVersion",
-    "Environment",
-    "FaultWords",
-    "Faults",
-    "Flag",
-    "GpuName",
-    "InjectedErrors",
-    "MemorySize",
-    "MigInstances",
-    "NumaNodes",
-    "NvLinkGroups",
-    "OutputFile",
-    "PerGpu",
-    "Speed",
-    "ValueType",
-    "check_mig",
-]
-
 _MINIMUM_MEMORY, _MAXIMUM_MEMORY = 2**20, 2**48
 _UNITS = {
     "": 1,

@@ -7,8 +7,6 @@ from types import ModuleType
 from ..import_hook import after_import
 from .refusal import guarded, refuse_graphs
 
-__all__ = ["hook_trace_rules", "install"]
-
 
 def install() -> None:
     """Hook Dynamo when the program imports it. Imports nothing."""

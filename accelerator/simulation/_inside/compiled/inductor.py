@@ -15,8 +15,6 @@ from torch.utils import _pytree as pytree
 
 from .refusal import graph_problems
 
-__all__ = ["hook_builder", "hook_launchers", "hook_refusal", "hook_tuning"]
-
 _SITE = os.path.dirname(os.path.dirname(torch.__file__))
 
 

@@ -8,8 +8,6 @@ from ..import_hook import after_import
 from . import dynamo, inductor, library_ops, nvrtc, other_runtimes, triton_compiler
 from .refusal import guarded, refuse_calls, refuse_graphs
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Replace torch's kernels, and prepare this process for compiled code. Imports and initializes nothing."""

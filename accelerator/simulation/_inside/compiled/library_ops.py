@@ -17,8 +17,6 @@ from ... import _settings
 from ..ops import bindings
 from ..ops.dispatch import override_library_op
 
-__all__ = ["install"]
-
 _torch_namespaces: set[str] = set()
 _overridden: set[str] = set()
 _libraries: list[Any] = []  # the overrides end with their library

@@ -9,8 +9,6 @@ from typing import Any
 
 from ..ops import runtime
 
-__all__ = ["hook"]
-
 
 def hook(utils: ModuleType) -> None:
     """Replace the functions of ``torch.cuda._utils`` that return NVRTC, and the one that loads what it has compiled."""

@@ -21,8 +21,6 @@ from typing import Any
 
 from ..import_hook import after_import
 
-__all__ = ["install"]
-
 _RUNTIME = re.compile(r".*/libcudart\.so\.1[23]")
 _JUMP = struct.Struct("<6sQ")
 _TO_NEXT_WORD = b"\xff\x25\0\0\0\0"  # jmp *0(%rip), of x86-64

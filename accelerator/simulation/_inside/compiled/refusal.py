@@ -10,8 +10,6 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-__all__ = ["graph_problems", "guarded", "refuse_calls", "refuse_functions", "refuse_graphs"]
-
 _Refuse = Callable[[ModuleType, str], None]
 
 graph_problems: list[str] = []

@@ -26,8 +26,6 @@ from ..import_hook import after_import
 from ..ops import accesses
 from .refusal import guarded, refuse_calls
 
-__all__ = ["install"]
-
 _NEWEST = 89
 """The newest architecture whose instructions the driver translates: 9.0 has ``wgmma``."""
 _TAG = "simulated-gpu"  # in the keys of Triton's cache: a real GPU must not load what was compiled for a simulated one

@@ -19,8 +19,6 @@ from . import bindings, runtime
 from .engine import engine
 from .op import UPDATES_STATISTICS
 
-__all__ = ["FINDS_RACES", "flags_of", "install", "raise_race", "skipped_transfer"]
-
 _runtime = runtime.library
 
 

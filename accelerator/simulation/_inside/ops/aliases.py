@@ -11,17 +11,6 @@ import torch
 
 from .bindings import storage_at, view
 
-__all__ = [
-    "FreedError",
-    "cpu_alias",
-    "cpu_alias_beside",
-    "cpu_alias_of_storage",
-    "empty_within",
-    "to_device",
-    "unowned",
-    "write_back",
-]
-
 CPU = torch.device("cpu")
 # One storage spans the address space except its first page. A view of it is the cheapest way to make a tensor over an address.
 _START = 4096

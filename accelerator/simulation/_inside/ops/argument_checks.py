@@ -15,8 +15,6 @@ from .dtypes import TYPES_WITHOUT_PRODUCTS, raise_unsupported_dtype, scalar_type
 from .error_texts import HOST_SCALARS, in_cuda_library, refused_host_scalars
 from .schemas import binder, short_name
 
-__all__ = ["checked_dtypes", "with_argument_checks"]
-
 _Arguments = dict[str, Any]
 _MOST_DIMENSIONS = 25
 _INT_MAX = 2**31 - 1

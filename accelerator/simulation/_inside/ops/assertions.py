@@ -14,8 +14,6 @@ import torch
 from . import runtime
 from .decompositions import DECREASING_OFFSETS
 
-__all__ = ["fail", "is_failed", "with_valid_values"]
-
 _SIZES = '-sizes[i] <= index && index < sizes[i] && "index out of bounds"'
 _SELECT = "srcIndex < srcSelectDimSize"
 _TARGET = "t >= 0 && t < n_classes"

@@ -15,8 +15,6 @@ from .library_texts import has_text
 from .op import Op
 from .sparse import cpu_alias_of_parts, to_device_by_parts, write_back_parts
 
-__all__ = ["Call", "tensors_in"]
-
 _Tensor = torch.Tensor
 
 

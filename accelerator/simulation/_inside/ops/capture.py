@@ -14,8 +14,6 @@ import torch
 from . import bindings
 from .runtime import is_memory_of_gpus, library
 
-__all__ = ["put_on_stream", "raise_capture_error", "raise_if_freed"]
-
 library.accelerator_simulation_compute.argtypes = (ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64)
 library.accelerator_simulation_references.argtypes = (ctypes.c_void_p, ctypes.c_size_t)
 library.accelerator_simulation_references.restype = ctypes.c_size_t

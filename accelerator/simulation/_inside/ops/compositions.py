@@ -10,8 +10,6 @@ import torch
 from . import bindings
 from .schemas import binder
 
-__all__ = ["with_compositions"]
-
 _NAME = "aten::_embedding_bag_backward"
 
 

@@ -18,8 +18,6 @@ from .bindings import is_deterministic, is_deterministic_warn_only
 from .library_texts import has_string, has_text
 from .schemas import binder, short_name
 
-__all__ = ["alert_for", "has_alert"]
-
 # The backward of max_pool3d is deterministic from torch 2.13 on: https://github.com/pytorch/pytorch/issues/85425. Its name
 # remains in the library.
 _MAX_POOL3D_IS_DETERMINISTIC = release(torch.__version__) >= (2, 13)

@@ -20,15 +20,6 @@ from .op import Op
 from .runtime import has_faults, streams_need_checks
 from .schemas import operator_of
 
-__all__ = [
-    "copy_override",
-    "kernel_override",
-    "override_library_op",
-    "override_with_own_kernel",
-    "run_each",
-    "spans_devices",
-]
-
 _Tensor = torch.Tensor
 _NOT_RESIZABLE = "not resizable"
 _CPU_KEY = DispatchKey.CPU

@@ -19,17 +19,6 @@ from ..._build.cache import announce_once
 from ..._settings.torch_versions import NEWEST_TORCH, release
 from .bindings import DispatchKey
 
-__all__ = [
-    "ERROR_NAMES",
-    "WITHOUT_KERNELS",
-    "DtypeRules",
-    "dtype_rules",
-    "raise_unsupported_dtype",
-    "report_newer_torch",
-    "scalar_type_name",
-    "widen",
-]
-
 
 class DtypeRules(NamedTuple):
     """The types that an op refuses on CUDA, and those that are computed in a wider type."""

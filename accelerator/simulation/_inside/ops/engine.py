@@ -39,8 +39,6 @@ from .schemas import operator_of, schema_of, split
 from .version_counters import SPLITS, counts_versions
 from .workspaces import has_workspace
 
-__all__ = ["OVERRIDE_KEY", "engine", "with_memory"]
-
 OVERRIDE_KEY = bindings.parse_key("PrivateUse2")
 """The dispatch key under which the engine finds the overrides in Python. No device has it."""
 

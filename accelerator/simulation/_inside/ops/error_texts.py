@@ -15,8 +15,6 @@ import torch
 from .dtypes import ERROR_NAMES
 from .library_texts import has_text
 
-__all__ = ["HOST_SCALARS", "accepted_arguments", "computes_wider", "cuda_error", "in_cuda_library", "refused_host_scalars"]
-
 HOST_SCALARS = "CPU Scalar support for {} argument is not supported when calling {} on CUDA tensors."
 
 _OVERFLOW = re.compile(r"cannot be converted to type .* without overflow")

@@ -22,18 +22,6 @@ from . import bindings
 from .reduction_memory import FEW_REDUCED, REDUCTIONS, memory_of_sum
 from .schemas import binder, schema_of
 
-__all__ = [
-    "COPIES_OF_RESULT",
-    "CPU_HAS_RESULT_MEMORY",
-    "KERNEL_MEMORY",
-    "RESULT_MEMORY",
-    "WITHOUT_MEMORY",
-    "FewElements",
-    "memory_sizes",
-    "take_together",
-    "with_kernel_memory",
-]
-
 _Arguments = dict[str, Any]
 _FLOAT_BYTES = 4
 _FLASH_ROWS = 128  # of a tile

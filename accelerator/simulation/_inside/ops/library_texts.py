@@ -12,8 +12,6 @@ from pathlib import Path
 
 import torch
 
-__all__ = ["device_checks", "has_string", "has_text"]
-
 _FOLDER = Path(torch.__file__).parent / "lib"
 _HEADER = struct.Struct("<40xQ10xHHH")  # of an ELF file: offset of the section headers, their size, their number, that of names
 _SECTION = struct.Struct("<IIQ8xQQ24x")  # name, type, flags, offset, size

@@ -23,8 +23,6 @@ from .library_texts import device_checks
 from .shape_rules import RULES_OF_CUDA
 from .waits import condition_of, host_mask_waits
 
-__all__ = ["SCALARS", "UPDATES_STATISTICS", "Op", "as_tensor", "import_dynamo", "not_simulated"]
-
 _INDEXING = frozenset(
     ("index", "_unsafe_index", "index_put", "index_put_", "_index_put_impl", "_index_put_impl_", "_unsafe_index_put")
 )

@@ -15,8 +15,6 @@ import torch
 from . import bindings
 from .library_texts import has_text
 
-__all__ = ["default_generator", "draw", "draw_with_generator", "raise_if_not_registered", "track_registrations"]
-
 _OFFSET_STEP = 4  # offsets of CUDA generators are multiples of it
 _MASK = 2**64 - 1
 _default_generator_lock = threading.RLock()

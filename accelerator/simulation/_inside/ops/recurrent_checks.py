@@ -11,8 +11,6 @@ from . import bindings
 from .bindings import DispatchKey
 from .schemas import binder, split
 
-__all__ = ["RECURRENT_NETS", "recurrent_net"]
-
 RECURRENT_NETS = tuple(f"aten::{net}.{kind}" for net in ("lstm", "gru", "rnn_tanh", "rnn_relu") for kind in ("input", "data"))
 _CUDNN_TYPES = frozenset((torch.float16, torch.float32, torch.float64))
 

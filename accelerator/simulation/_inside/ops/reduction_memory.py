@@ -14,8 +14,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["ALWAYS_TAKE_MEMORY", "FEW_REDUCED", "REDUCTIONS", "count_nonzero", "memory_of_sum"]
-
 FEW_REDUCED = 2**17 - 1
 """Reductions of at most so many elements are made by one block for each output: each of its 512 threads adds 256 values."""
 

@@ -24,8 +24,6 @@ from .schemas import schema_of, short_name
 from .version_counters import with_versions
 from .workspaces import release_with_torch, with_workspace
 
-__all__ = ["Overrides", "install"]
-
 
 def _names(text: str) -> frozenset[str]:
     return frozenset(f"aten::{name}" for name in text.split())

@@ -12,25 +12,6 @@ import torch
 from ..._settings import LIMITS
 from . import bindings
 
-__all__ = [
-    "ASSERT",
-    "ILLEGAL_ADDRESS",
-    "begin_op",
-    "break_context",
-    "check",
-    "flip_bit",
-    "has_bit_to_flip",
-    "has_faults",
-    "is_memory_of_gpus",
-    "library",
-    "noting_refusals",
-    "raise_error",
-    "raise_in_bad_fork",
-    "streams_need_checks",
-    "wait_for_pending",
-    "wait_unless_capturing",
-]
-
 assert torch.version.cuda is not None
 # By its full name, since another major version's library may be loaded too.
 library = ctypes.CDLL(f"libcudart.so.{torch.version.cuda.partition('.')[0]}")

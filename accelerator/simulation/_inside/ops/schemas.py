@@ -10,8 +10,6 @@ import torch
 
 from . import bindings
 
-__all__ = ["bind", "binder", "operator_of", "schema_of", "short_name", "split"]
-
 
 def split(name: str) -> tuple[str, str]:
     """Return the name of an op without its overload, and the overload, which may be empty."""

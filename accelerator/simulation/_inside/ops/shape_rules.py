@@ -13,8 +13,6 @@ from torch import Tensor
 
 from .decompositions.semi_structured import compressed_columns
 
-__all__ = ["RULES_OF_CUDA", "SHAPE_RULES"]
-
 
 def _like_first(tensor: Tensor, *arguments: Any, **options: Any) -> Tensor:
     return torch.empty_like(tensor)

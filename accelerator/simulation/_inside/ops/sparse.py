@@ -7,8 +7,6 @@ import torch
 from .aliases import CPU, cpu_alias, cpu_alias_of_storage, to_device
 from .bindings import storage_at
 
-__all__ = ["cpu_alias_of_parts", "to_device_by_parts", "write_back_parts"]
-
 _COMPRESSED_ROWS = (torch.sparse_csr, torch.sparse_bsr)
 
 

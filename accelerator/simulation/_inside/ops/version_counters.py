@@ -12,8 +12,6 @@ import torch
 
 from .schemas import schema_of, short_name
 
-__all__ = ["SPLITS", "counts_versions", "with_versions"]
-
 SPLITS = "aten::split_with_sizes_copy.out"
 """The engine leaves this op to Python, because what it counts depends on all its arguments."""
 

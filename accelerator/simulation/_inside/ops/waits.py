@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-__all__ = ["condition_of", "host_mask_waits"]
-
 _Arguments = dict[str, Any]
 _Condition = Callable[[_Arguments], bool]
 

@@ -20,8 +20,6 @@ from . import bindings
 from .bindings import current_stream
 from .schemas import short_name
 
-__all__ = ["has_workspace", "release_with_torch", "with_workspace"]
-
 _Key = tuple[int, int, int]
 # From torch 2.12 on, Blackwell GPUs have large workspaces too: https://github.com/pytorch/pytorch/pull/175344
 _LARGE_ON_BLACKWELL = release(torch.__version__) >= (2, 12)

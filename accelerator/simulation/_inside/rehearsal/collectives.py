@@ -18,8 +18,6 @@ from ..ops import bindings
 from .known_values import UNKNOWN, ObjectPickler, state_of, written
 from .overrides import SMALL_COPY
 
-__all__ = ["install"]
-
 # By op, the positions of what it writes and of what it reads. Nothing is known of a message from another rank.
 _OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {
     "allgather_": (0, 1),

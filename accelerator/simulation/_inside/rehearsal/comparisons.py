@@ -15,8 +15,6 @@ from ..ops import runtime
 from ..ops.aliases import cpu_alias
 from .known_values import KNOWN, NOT_NEGATIVE, UNKNOWN, is_decided_by_sign, state_of
 
-__all__ = ["KEEP_SIGN", "NEVER_NEGATIVE", "has_one_answer", "is_result_not_negative"]
-
 _FINITE_CHECKS = frozenset(("isfinite", "isinf", "isnan", "isneginf", "isposinf"))
 
 NEVER_NEGATIVE = frozenset(

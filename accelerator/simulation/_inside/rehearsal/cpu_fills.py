@@ -10,8 +10,6 @@ import torch
 from ..ops import bindings, schemas
 from .overrides import SMALL_COPY
 
-__all__ = ["install"]
-
 _RANDOM_FILLS = (
     *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float", "bernoulli_.Tensor"),
     *("cauchy_", "exponential_", "geometric_", "log_normal_"),

@@ -6,8 +6,6 @@ import sys
 from types import ModuleType
 from typing import Any
 
-__all__ = ["replace"]
-
 
 def replace(c10d: ModuleType, name: str, value: Any) -> None:
     """Replace a name of torch's module, also in ``torch.distributed``, which may have imported it already."""

@@ -10,8 +10,6 @@ from typing import Any
 from ..import_hook import after_import
 from .known_values import validating
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Prepare the module when the program imports it."""

@@ -12,8 +12,6 @@ from ... import _settings
 from ..._settings.rehearsal_record import CATEGORIES, Curve, snapshot_file, write_curve
 from .peaks import addresses_of, category_of, known_addresses
 
-__all__ = ["end", "mark", "note_out_of_memory", "start"]
-
 _MAXIMUM_EVENTS = 2_000_000
 _MOST_POINTS = 600
 _has_snapshot = _settings.read("snapshot") is not None

@@ -15,8 +15,6 @@ from ..ops.op import SCALARS, as_tensor
 from .comparisons import has_one_answer
 from .known_values import COUNT, KNOWN, NOT_NEGATIVE, UNKNOWN, call_at_first_copy, copied_to_host, note, state_of
 
-__all__ = ["install"]
-
 _FOLLOWED = (
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or"),
     *("bitwise_not", "isin", "any", "all", "max", "min", "amax", "amin", "sum", "mean", "argmax", "argmin", "count_nonzero"),

@@ -18,8 +18,6 @@ from . import (
     without_peers,
 )
 
-__all__ = ["install"]
-
 
 def install() -> None:
     """Replace torch's kernels, and prepare this process. Imports and initializes nothing."""

@@ -32,30 +32,6 @@ import torch
 from ..._settings import LIMITS
 from ..ops import bindings
 
-__all__ = [
-    "COUNT",
-    "EMPTY",
-    "KNOWN",
-    "NOT_NEGATIVE",
-    "UNKNOWN",
-    "ObjectPickler",
-    "allocated",
-    "call_at_first_copy",
-    "copied_to_host",
-    "forget_noted",
-    "frames_from",
-    "install",
-    "is_decided_by_sign",
-    "note",
-    "noted",
-    "noting_copies",
-    "program_line",
-    "state_of",
-    "validating",
-    "without_notes",
-    "written",
-]
-
 UNKNOWN, NOT_NEGATIVE, COUNT, KNOWN = 0, 1, 2, 3
 """The states of memory, the worse the lower. COUNT is an unknown number of true elements of a mask.
 

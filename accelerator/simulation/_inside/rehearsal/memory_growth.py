@@ -11,8 +11,6 @@ from collections.abc import Callable
 from types import FrameType
 from typing import Any
 
-__all__ = ["excess", "observe", "watched"]
-
 _observers: list[Callable[[str], None]] = []
 _driver: Any = None  # once it is observed, as the count is the driver's
 _count = ctypes.c_uint64()

@@ -45,16 +45,6 @@ from .known_values import (
 )
 from .refusals import check_indices, check_types, has_indices
 
-__all__ = [
-    "SMALL_COPY",
-    "all_computed",
-    "copy_override",
-    "empty_overrides",
-    "override_library_op",
-    "rehearsal_override",
-    "zero_memory_of_compiled_code",
-]
-
 SMALL_COPY = LIMITS["COPY"]
 """More bytes are not copied, nor are more of integers and masks computed, nor CPU tensors filled with random numbers."""
 

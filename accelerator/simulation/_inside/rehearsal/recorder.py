@@ -40,8 +40,6 @@ from .distributed import replace
 from .known_values import forget_noted, frames_from, noted, program_line
 from .peaks import held_memory, known_addresses
 
-__all__ = ["install"]
-
 _INTERVAL_S = 1.0
 # How much larger than the last one a peak must be for the memory to be looked at again, which takes up to a second.
 _STEP, _STEP_BEYOND_MEMORY, _LEAST_PEAK = 1.1, 1.03, 2**26

@@ -18,8 +18,6 @@ from ..ops.error_texts import computes_wider, cuda_error
 from ..ops.op import Op
 from .known_values import KNOWN, state_of
 
-__all__ = ["check_indices", "check_types", "has_indices"]
-
 _Tensor = torch.Tensor
 # Other ops than pointwise ones whose kernels take tensors of any size. They get no sizes as numbers, and draw nothing.
 _CHECKED = frozenset(

@@ -18,8 +18,6 @@ from .distributed import replace
 from .known_values import without_notes
 from .overrides import all_computed
 
-__all__ = ["install"]
-
 _OF_OBJECTS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"),
     "recv_object_list",

@@ -30,8 +30,6 @@ from ..ops import bindings
 from .distributed import replace
 from .known_values import ObjectPickler
 
-__all__ = ["install"]
-
 _NCCL_ID_SIZE = 128
 # Ranks exchange descriptions of their symmetric memory under keys that contain this and end with the rank. A description begins
 # with the index of the device, which torch wants to differ between ranks.

@@ -11,8 +11,6 @@ from ..operations import Choices, Table, Waiting
 from ..syntax import Address, Immediate, Instruction, Operand, Register, Sink
 from ..types import PREDICATE, TYPES
 
-__all__ = ["TABLE", "canonical"]
-
 TABLE = Table("asynchronous")
 
 

@@ -7,8 +7,6 @@ from ..operations import Choices, Table
 from ..syntax import Instruction, Operand, Sink, Vector
 from ..types import TYPES, PtxType
 
-__all__ = ["TABLE"]
-
 TABLE = Table("atomics")
 
 # What each operation puts in the place of `old`.

@@ -9,8 +9,6 @@ from ..operations import Choices, Table, Waiting
 from ..syntax import Instruction
 from ..types import PREDICATE, TYPES
 
-__all__ = ["TABLE", "canonical"]
-
 TABLE = Table("barriers")
 
 _OPERATIONS = {"popc": "BARRIER_POPC", "and": "BARRIER_AND", "or": "BARRIER_OR"}

@@ -7,8 +7,6 @@ from ..operations import Choices, Table, rule
 from ..syntax import Instruction, Operand, Pair
 from ..types import PREDICATE, TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("comparisons")
 
 _SIGNS = {"eq": "==", "ne": "!=", "lt": "<", "le": "<=", "gt": ">", "ge": ">=", "lo": "<", "ls": "<=", "hi": ">", "hs": ">="}

@@ -10,8 +10,6 @@ from ..operations import Choices, Table, Waiting
 from ..syntax import Instruction
 from ..types import TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("control")
 
 

@@ -7,8 +7,6 @@ from ..operations import Choices, Table
 from ..syntax import Instruction, Operand
 from ..types import TYPES, PtxType
 
-__all__ = ["TABLE"]
-
 TABLE = Table("conversions")
 
 _INTEGERS = "u8 s8 u16 s16 u32 s32 u64 s64"

@@ -9,8 +9,6 @@ from ..operations import Choices, Table, rule
 from ..syntax import Instruction
 from ..types import TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("floats")
 
 _ROUNDINGS = {"rz": "ROUND_TO_ZERO", "rm": "ROUND_DOWN", "rp": "ROUND_UP"}

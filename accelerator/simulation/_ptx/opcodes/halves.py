@@ -9,8 +9,6 @@ from ..operations import Choices, Table
 from ..syntax import Instruction
 from ..types import TYPES
 
-__all__ = ["TABLE", "each_half"]
-
 TABLE = Table("halves")
 
 

@@ -7,8 +7,6 @@ from ..operations import Choices, Table, rule
 from ..syntax import Instruction, Pair
 from ..types import PREDICATE, TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("integers")
 
 _ALL = "u16 u32 u64 s16 s32 s64"

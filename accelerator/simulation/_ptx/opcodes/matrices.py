@@ -9,8 +9,6 @@ from ..operations import Choices, Table, Waiting
 from ..syntax import Instruction, Operand, Register, Vector
 from ..types import TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("matrices")
 
 _ELEMENTS = {

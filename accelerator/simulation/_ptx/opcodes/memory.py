@@ -13,8 +13,6 @@ from ..operations import Choices, Table
 from ..syntax import Immediate, Instruction, Operand, Special, Vector
 from ..types import PREDICATE, TYPES, PtxType, bits_type
 
-__all__ = ["TABLE", "canonical", "without_subspace"]
-
 TABLE = Table("memory")
 
 _TYPES = "b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64"

@@ -7,8 +7,6 @@ from ..operations import Choices, Table
 from ..syntax import Instruction
 from ..types import TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("video")
 
 # On numbers of 64 bits, in which nothing overflows.

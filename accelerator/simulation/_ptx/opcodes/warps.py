@@ -7,8 +7,6 @@ from ..operations import Choices, Table, Waiting
 from ..syntax import Instruction, Operand, Pair
 from ..types import PREDICATE, TYPES
 
-__all__ = ["TABLE"]
-
 TABLE = Table("warps")
 
 _SHUFFLES = {"up": "SHUFFLE_UP", "down": "SHUFFLE_DOWN", "bfly": "SHUFFLE_BUTTERFLY", "idx": "SHUFFLE_INDEX"}

@@ -12,8 +12,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-__all__ = ["DECOMPOSITIONS", "DECREASING_OFFSETS"]
-
 DECREASING_OFFSETS = "an embedding bag ends before it begins"
 """The error in place of which CUDA's kernel fails an assertion."""
 

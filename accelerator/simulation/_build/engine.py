@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import shlex
 import shutil
 import subprocess
@@ -34,6 +35,9 @@ _FLAGS = (
     "-Wall",
     "-Wextra",
 )
+_EXPORTS = "{ global: accelerator_engine_*; aoti_torch_cuda_*; local: *; };"  # the library is loaded with RTLD_GLOBAL
+_SHIMS = "torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h"
+_SHIM = re.compile(r"^AOTI_TORCH_EXPORT (AOTITorchError aoti_torch_cuda_(\w+)\((.+)\));", re.MULTILINE)
 _LINKED = ("-lc10", "-ltorch_cpu", "-ltorch_cuda", "-Wl,-z,defs", "-Wl,--allow-shlib-undefined")
 # The reason of a failure may pass: a full disk, or a compiler that was killed for its memory.
 _RETRY_AFTER_S = 4 * 3600.0
@@ -116,7 +120,7 @@ def build(torch: Torch, root: Path) -> Path:
 def _engine(torch: Torch) -> Build:
     sources = read_with_included(_read, _MAIN)
     boundary = boundary_flag(_read)
-    digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, boundary, _LINKED)).encode())
+    digest = hashlib.sha256(repr((torch.version, torch.has_new_abi, _FLAGS, boundary, _LINKED, _EXPORTS)).encode())
     for name, content in sources.items():
         digest.update(f"{name} {len(content)}\n".encode() + content)
 
@@ -152,12 +156,14 @@ def _compile(torch: Torch, sources: dict[str, bytes], boundary: str, directory: 
         file = folder / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
+    (folder / "exports").write_text(_EXPORTS, encoding="utf-8")
+    (folder / "shim_functions.inc").write_text(_shim_functions(torch), encoding="utf-8")
     libraries = os.path.join(torch.folder, "lib")
     command = [
         *(*compiler, *_FLAGS, boundary, f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.has_new_abi)}"),
         *("-isystem", os.path.join(torch.folder, "include"), f"-I{folder}"),
         *("-o", str(directory / _LIBRARY), str(folder / _MAIN)),
-        *("-L", libraries, *_LINKED),
+        *("-L", libraries, *_LINKED, f"-Wl,--version-script={folder / 'exports'}"),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "LD_PRELOAD"}
     try:
@@ -168,6 +174,17 @@ def _compile(torch: Torch, sources: dict[str, bytes], boundary: str, directory: 
         errors = [line for line in done.stderr.splitlines() if "error" in line.lower()] or done.stderr.splitlines() or [""]
         raise RuntimeError(f"{compiler[0]} failed (status {done.returncode}): {errors[0].strip()}")
     shutil.rmtree(folder)
+
+
+def _shim_functions(torch: Torch) -> str:
+    """Define each function that torch declares for AOTInductor's code, as a call of the op (native/engine/shims.hpp)."""
+    header, functions = Path(torch.folder, "include", _SHIMS), []
+    declarations = _SHIM.findall(header.read_text(encoding="utf-8")) if header.is_file() else []
+    for declaration, name, parameters in declarations:
+        names = re.findall(r"(\w+)(?:,|$)", parameters)
+        arguments = ", ".join(f'{{"{each}", {each}}}' for each in names)
+        functions.append(f'EXPORT {declaration} {{ SHIM("{name}", {{{arguments}}}) }}\n')
+    return "".join(functions)
 
 
 def _failure_name(name: str) -> str:

@@ -6,6 +6,7 @@ Without a C++ compiler, the same calls run in Python.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import gc
 import os
 import re
@@ -675,3 +676,53 @@ def test_a_storage_whose_access_is_an_error(access: Function) -> None:
         for each in (x, y):
             with pytest.raises(RuntimeError, match="it was overwritten"):
                 access(each)
+
+
+class _Shims:
+    """The functions by which code of AOTInductor calls ops, called as C calls them."""
+
+    def __init__(self) -> None:
+        self._library: Any = ctypes.CDLL(None)
+        self._new_capsule: Any = ctypes.pythonapi.PyCapsule_New
+        self._new_capsule.restype, self._new_capsule.argtypes = ctypes.py_object, [ctypes.c_void_p] * 3
+
+    def call(self, name: str, *arguments: Any, results: int = 1) -> list[torch.Tensor]:
+        converted: list[Any] = []
+        for value in arguments:
+            if isinstance(value, torch.Tensor):  # a C++ tensor is a pointer
+                converted.append(ctypes.byref(ctypes.c_void_p(value._cdata)))
+            elif isinstance(value, list):
+                converted += [(ctypes.c_int64 * len(value))(*value), ctypes.c_int64(len(value))]
+            elif isinstance(value, float):
+                converted.append(ctypes.c_double(value))
+            else:
+                converted.append(ctypes.c_int64(value) if isinstance(value, int) else value)
+        handles = [ctypes.c_void_p() for _ in range(results)]
+        status = self._library[f"aoti_torch_cuda_{name}"](*converted, *map(ctypes.byref, handles))
+        assert status == 0
+        take = torch._C._aoti.alloc_tensor_by_stealing_from_void_ptr
+        return [take(self._new_capsule(each, None, None)) for each in handles]
+
+
+def test_functions_of_aotinductors_code_run_on_simulated_gpus() -> None:
+    shims = _Shims()
+    x, y, out = (torch.randn(4, 4, device="cuda") for _ in range(3))
+    image, weight, bias = (torch.randn(*sizes, device="cuda") for sizes in ((1, 2, 6, 6), (3, 2, 3, 3), (3,)))
+    with torch.no_grad():
+        shims.call("mm_out", out, x, y, results=0)
+        torch.testing.assert_close(out, x @ y)
+        shims.call("addmm_out", out, x[0], x, y, 0.5, 2.0, results=0)
+        torch.testing.assert_close(out, torch.addmm(x[0], x, y, beta=0.5, alpha=2.0))
+        optional = ctypes.byref(ctypes.pointer(ctypes.c_void_p(bias._cdata)))
+        (result,) = shims.call("convolution", image, weight, optional, [1, 1], [1, 1], [1, 1], 0, [0, 0], 1)
+        torch.testing.assert_close(result, F.conv2d(image, weight, bias, padding=1))
+        (result,) = shims.call("convolution", image, weight, None, [1, 1], [1, 1], [1, 1], 0, [0, 0], 1)
+        torch.testing.assert_close(result, F.conv2d(image, weight, padding=1))
+        values, indices = shims.call("sort_stable", x, ctypes.byref(ctypes.c_int32(1)), -1, 1, results=2)
+        assert torch.equal(values, x.sort(-1, descending=True).values)
+        assert torch.equal(indices, x.argsort(-1, descending=True))
+        index = torch.tensor([1, 3], device="cuda")
+        given = ctypes.pointer(ctypes.pointer(ctypes.c_void_p(index._cdata)))
+        (result,) = shims.call("index_put", x, (ctypes.c_void_p * 2)(None, ctypes.cast(given, ctypes.c_void_p)), 2, bias[0], 0)
+        x[:, index] = bias[0]
+        assert torch.equal(result, x)

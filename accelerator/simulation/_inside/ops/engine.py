@@ -139,7 +139,7 @@ class Engine:
     """The loaded engine."""
 
     def __init__(self, path: str) -> None:
-        self._library = library = ctypes.CDLL(path)
+        self._library = library = ctypes.CDLL(path, ctypes.RTLD_GLOBAL)  # for libraries that AOTInductor has compiled
         for name, (result, *arguments) in _FUNCTIONS.items():
             function = getattr(library, f"accelerator_engine_{name}")
             function.restype, function.argtypes = result, arguments

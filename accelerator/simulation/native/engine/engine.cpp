@@ -2,7 +2,8 @@
 // same ops run in Python, slower (_inside/ops/dispatch.py).
 //
 // memory.hpp has the memory of results, tensors.hpp the conversion of tensors, device.hpp the device of a call, races.hpp race
-// detection, attention.hpp attention, call.hpp a call, race_call.hpp a call whose accesses race detection records.
+// detection, attention.hpp attention, call.hpp a call, race_call.hpp a call whose accesses race detection records,
+// shims.hpp the calls of AOTInductor's code.
 #include "common/same_build.h"
 #include "race_call.hpp"
 
@@ -14,6 +15,8 @@
 #include <string>
 
 #define EXPORT extern "C" __attribute__((visibility("default")))
+
+#include "shims.hpp"
 
 namespace {
 

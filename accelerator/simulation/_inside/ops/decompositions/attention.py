@@ -6,15 +6,52 @@ queries and keys, and in their extra results.
 
 from __future__ import annotations
 
+import functools
+import inspect
+from collections.abc import Callable, Mapping
 from itertools import pairwise
-from typing import NamedTuple
+from types import SimpleNamespace
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
+from ..schemas import binder, schema_of
 from .common import widened
 
 _aten = torch.ops.aten
+
+
+class Arguments(SimpleNamespace):
+    """The arguments of a call by name; None for one that the op lacks in this release of torch."""
+
+    def __getattr__(self, name: str) -> Any:
+        return None
+
+    def replaced(self, **changes: Any) -> Arguments:
+        return Arguments(**{**vars(self), **changes})
+
+
+def by_name(functions: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    """Return functions that take the arguments of their ops in the order of the schema, and call those given with `Arguments`.
+
+    A function that draws random numbers has a second argument, ``generator``.
+    """
+    return {name: _taking_arguments_of(name, function) for name, function in functions.items()}
+
+
+@functools.cache
+def _defaults(name: str) -> dict[str, Any]:
+    return {argument.name: argument.default_value for argument in schema_of(name).arguments if argument.has_default_value()}
+
+
+def _taking_arguments_of(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+    def run(*args: Any, **kwargs: Any) -> Any:
+        generator = (kwargs.pop("generator", None),) if draws else ()
+        return function(Arguments(**{**_defaults(name), **binder(name)(args, kwargs)}), *generator)
+
+    draws = "generator" in inspect.signature(function).parameters
+    return functools.wraps(function)(run)
 
 
 class Mask(NamedTuple):
@@ -65,8 +102,18 @@ def draw_seed(dropout_p: float, generator: torch.Generator | None) -> int:
     return int(torch.empty((), dtype=torch.int64, device="cpu").random_(2**62, generator=generator)) if dropout_p else 0
 
 
-def resolve_scale(query: Tensor, scale: float | None) -> float:
-    return query.size(-1) ** -0.5 if scale is None else scale
+def resolve_scale(a: Arguments) -> float:
+    return float(a.query.size(-1) ** -0.5 if a.scale is None else a.scale)
+
+
+def swapped(*tensors: Tensor) -> tuple[Tensor, ...]:
+    """Return (batch, length, heads, features) as (batch, heads, length, features), or the other way round."""
+    return tuple(tensor.transpose(1, 2) for tensor in tensors)
+
+
+def saved_dropout(a: Arguments, seed: Tensor) -> Dropout:
+    """Return the dropout of the forward."""
+    return Dropout(a.dropout_p, seed_from_tensor(seed) if a.dropout_p else 0)
 
 
 def add_biases(*biases: Tensor | None) -> Tensor | None:

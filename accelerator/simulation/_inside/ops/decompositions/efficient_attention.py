@@ -10,21 +10,25 @@ import torch
 from torch import Tensor
 
 from .attention import (
+    Arguments,
     Dropout,
     Mask,
     attend_masked,
     attend_masked_backward,
     attend_packed,
     attend_packed_backward,
+    by_name,
     draw_seed,
     packed_sequences,
     raise_unsupported,
     resolve_scale,
-    seed_from_tensor,
+    saved_dropout,
     seed_tensors,
+    swapped,
     uniform,
 )
 
+_Grads = tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]
 _NO_MASK, _FROM_FIRST, _FROM_LAST = 0, 1, 2
 
 
@@ -49,143 +53,71 @@ def _heads_inside(tensor: Tensor) -> Tensor:
     return rows.view(-1).view(rows.shape)  # a single row or head may have any stride and counts as contiguous
 
 
-def efficient_forward(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int | None,
-    max_seqlen_k: int | None,
-    dropout_p: float,
-    custom_mask_type: int,
-    compute_log_sumexp: bool = False,
-    *,
-    scale: float | None = None,
-    seqlen_k: Tensor | None = None,
-    window_size: int | None = None,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
-    dropout = Dropout(dropout_p, draw_seed(dropout_p, generator))
-    mask = _efficient_mask(custom_mask_type, window_size)
-    if cu_seqlens_q is None:
-        raise_unsupported("_efficient_attention_forward of unpacked sequences", seqlen_k=seqlen_k)
-        longest_q, longest_k = query.size(1), key.size(1)
-        q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-        output, logsumexp = attend_masked(q, k, v, mask, bias, dropout, resolve_scale(query, scale))
-        output, logsumexp = _heads_inside(output), _padded(logsumexp, compute_log_sumexp)
+def efficient_forward(a: Arguments, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor, Tensor, int, int]:
+    dropout = Dropout(a.dropout_p, draw_seed(a.dropout_p, generator))
+    mask = _efficient_mask(a.custom_mask_type, a.window_size)
+    if a.cu_seqlens_q is None:
+        raise_unsupported("_efficient_attention_forward of unpacked sequences", seqlen_k=a.seqlen_k)
+        longest_q, longest_k = a.query.size(1), a.key.size(1)
+        q, k, v = swapped(a.query, a.key, a.value)
+        output, logsumexp = attend_masked(q, k, v, mask, a.bias, dropout, resolve_scale(a))
+        output, logsumexp = _heads_inside(output), _padded(logsumexp, a.compute_log_sumexp)
     else:
-        raise_unsupported("_efficient_attention_forward of packed sequences", bias=bias)
-        assert max_seqlen_q is not None
-        longest_q, longest_k = max_seqlen_q, key.size(1) if max_seqlen_k is None else max_seqlen_k
-        sequences = packed_sequences(cu_seqlens_q, cu_seqlens_k, seqlen_k)
-        packed, flat = attend_packed(query[0], key[0], value[0], sequences, mask, dropout, resolve_scale(query, scale))
+        raise_unsupported("_efficient_attention_forward of packed sequences", bias=a.bias)
+        assert a.max_seqlen_q is not None
+        longest_q, longest_k = a.max_seqlen_q, a.key.size(1) if a.max_seqlen_k is None else a.max_seqlen_k
+        sequences = packed_sequences(a.cu_seqlens_q, a.cu_seqlens_k, a.seqlen_k)
+        packed, flat = attend_packed(a.query[0], a.key[0], a.value[0], sequences, mask, dropout, resolve_scale(a))
         output = packed.unsqueeze(0)
-        rows = flat.new_full((cu_seqlens_q.numel() - 1, query.size(2), longest_q), float("inf"))
+        rows = flat.new_full((a.cu_seqlens_q.numel() - 1, a.query.size(2), longest_q), float("inf"))
         for index, queries, _keys in sequences:
             rows[index, :, : queries.stop - queries.start] = flat[:, queries]
-        logsumexp = _padded(rows, compute_log_sumexp)
-    return output, logsumexp, *seed_tensors(dropout.seed, query), longest_q, longest_k
+        logsumexp = _padded(rows, a.compute_log_sumexp)
+    return output, logsumexp, *seed_tensors(dropout.seed, a.query), longest_q, longest_k
 
 
-def efficient_backward(
-    grad_out_: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    bias: Tensor | None,
-    out: Tensor,
-    cu_seqlens_q: Tensor | None,
-    cu_seqlens_k: Tensor | None,
-    max_seqlen_q: int,
-    max_seqlen_k: int,
-    logsumexp: Tensor,
-    dropout_p: float,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    custom_mask_type: int,
-    bias_requires_grad: bool,
-    *,
-    scale: float | None = None,
-    num_splits_key: int | None = None,
-    window_size: int | None = None,
-    shared_storage_dqdkdv: bool = False,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    if grad_out_ is None:
+def _bias_gradient(bias: Tensor | None, is_wanted: bool, grad_scores: Tensor | None) -> Tensor | None:
+    if bias is None or not is_wanted or grad_scores is None:
+        return None
+    return grad_scores.sum_to_size(bias.shape).to(bias.dtype)
+
+
+def efficient_backward(a: Arguments) -> _Grads:
+    if a.grad_out_ is None:
         return None, None, None, None
-    dropout = Dropout(dropout_p, seed_from_tensor(philox_seed) if dropout_p else 0)
-    mask = _efficient_mask(custom_mask_type, window_size)
-    grad_bias = None
-    if cu_seqlens_q is not None:
-        sequences = packed_sequences(cu_seqlens_q, cu_seqlens_k, None)
-        grads = attend_packed_backward(
-            grad_out_[0], query[0], key[0], value[0], sequences, mask, dropout, resolve_scale(query, scale)
-        )
-        grad_query, grad_key, grad_value = (grad.unsqueeze(0) for grad in grads)
+    dropout, mask, grad_bias = saved_dropout(a, a.philox_seed), _efficient_mask(a.custom_mask_type, a.window_size), None
+    if a.cu_seqlens_q is not None:
+        sequences = packed_sequences(a.cu_seqlens_q, a.cu_seqlens_k, None)
+        tensors = (a.grad_out_[0], a.query[0], a.key[0], a.value[0])
+        grads = [x.unsqueeze(0) for x in attend_packed_backward(*tensors, sequences, mask, dropout, resolve_scale(a))]
     else:
-        g, q, k, v, o = (x.transpose(1, 2) for x in (grad_out_, query, key, value, out))
-        resolved_scale = resolve_scale(query, scale)
-        *dense, grad_scores = attend_masked_backward(g, q, k, v, o, logsumexp, mask, bias, dropout, resolved_scale)
-        grad_query, grad_key, grad_value = map(_heads_inside, dense)
-        if bias is not None and bias_requires_grad and grad_scores is not None:
-            grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)
-    if shared_storage_dqdkdv:
-        # One storage for all three: the gradient of a fused projection.
-        shared = torch.stack([grad_query, grad_key, grad_value], 2)
-        grad_query, grad_key, grad_value = shared.unbind(2)
-    return grad_query, grad_key, grad_value, grad_bias
+        g, q, k, v, o = swapped(a.grad_out_, a.query, a.key, a.value, a.out)
+        scale = resolve_scale(a)
+        dense = attend_masked_backward(g, q, k, v, o, a.logsumexp, mask, a.bias, dropout, scale)
+        grads = [_heads_inside(grad) for grad in dense[:3]]
+        grad_bias = _bias_gradient(a.bias, a.bias_requires_grad, dense[3])
+    if a.shared_storage_dqdkdv:
+        grads = list(torch.stack(grads, 2).unbind(2))  # one storage for all three: the gradient of a fused projection
+    return *grads, grad_bias  # type: ignore[return-value]
 
 
-def sdp_efficient(
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    compute_log_sumexp: bool,
-    dropout_p: float = 0.0,
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-    generator: torch.Generator | None = None,
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    q, k, v = (x.transpose(1, 2) for x in (query, key, value))
-    mask_type = _FROM_FIRST if is_causal else _NO_MASK
-    output, logsumexp, seed, offset, _, _ = efficient_forward(
-        q, k, v, attn_bias, None, None, None, None, dropout_p, mask_type, compute_log_sumexp, scale=scale, generator=generator
-    )
+def sdp_efficient(a: Arguments, generator: torch.Generator | None) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    q, k, v = swapped(a.query, a.key, a.value)
+    mask_type = _FROM_FIRST if a.is_causal else _NO_MASK
+    outside = a.replaced(query=q, key=k, value=v, bias=a.attn_bias, custom_mask_type=mask_type)
+    output, logsumexp, seed, offset, _, _ = efficient_forward(outside, generator)
     return output.transpose(1, 2), logsumexp, seed, offset
 
 
-def sdp_efficient_backward(
-    grad_out_: Tensor | None,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    attn_bias: Tensor | None,
-    out: Tensor,
-    logsumexp: Tensor,
-    philox_seed: Tensor,
-    philox_offset: Tensor,
-    dropout_p: float,
-    grad_input_mask: list[bool],
-    is_causal: bool = False,
-    *,
-    scale: float | None = None,
-) -> tuple[Tensor | None, Tensor | None, Tensor | None, Tensor | None]:
-    if grad_out_ is None:
+def sdp_efficient_backward(a: Arguments) -> _Grads:
+    if a.grad_out_ is None:
         return None, None, None, None
-    dropout = Dropout(dropout_p, seed_from_tensor(philox_seed) if dropout_p else 0)
-    mask = _efficient_mask(_FROM_FIRST if is_causal else _NO_MASK, None)
-    bias = None if attn_bias is None or attn_bias.numel() == 0 else attn_bias
-    *grads, grad_scores = attend_masked_backward(
-        grad_out_, query, key, value, out, logsumexp, mask, bias, dropout, resolve_scale(query, scale)
-    )
-    grad_query, grad_key, grad_value = (_heads_inside(grad).transpose(1, 2) for grad in grads)
-    grad_bias = None
-    if grad_input_mask[3] and bias is not None and grad_scores is not None:
-        grad_bias = grad_scores.sum_to_size(bias.shape).to(bias.dtype)
-    return grad_query, grad_key, grad_value, grad_bias
+    mask = _efficient_mask(_FROM_FIRST if a.is_causal else _NO_MASK, None)
+    bias = None if a.attn_bias is None or a.attn_bias.numel() == 0 else a.attn_bias
+    tensors = (a.grad_out_, a.query, a.key, a.value, a.out, a.logsumexp)
+    dense = attend_masked_backward(*tensors, mask, bias, saved_dropout(a, a.philox_seed), resolve_scale(a))
+    grads = (_heads_inside(grad).transpose(1, 2) for grad in dense[:3])
+    return *grads, _bias_gradient(bias, a.grad_input_mask[3], dense[3])  # type: ignore[return-value]
 
 
 def fill_dropout_mask(self: Tensor, dropout_p: float, seed: int, offset: int) -> Tensor:
@@ -194,9 +126,13 @@ def fill_dropout_mask(self: Tensor, dropout_p: float, seed: int, offset: int) ->
 
 
 DECOMPOSITIONS = {
-    "aten::_efficient_attention_forward": efficient_forward,
-    "aten::_efficient_attention_backward": efficient_backward,
-    "aten::_scaled_dot_product_efficient_attention": sdp_efficient,
-    "aten::_scaled_dot_product_efficient_attention_backward": sdp_efficient_backward,
+    **by_name(
+        {
+            "aten::_efficient_attention_forward": efficient_forward,
+            "aten::_efficient_attention_backward": efficient_backward,
+            "aten::_scaled_dot_product_efficient_attention": sdp_efficient,
+            "aten::_scaled_dot_product_efficient_attention_backward": sdp_efficient_backward,
+        }
+    ),
     "aten::_fill_mem_eff_dropout_mask_": fill_dropout_mask,
 }

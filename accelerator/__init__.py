@@ -53,199 +53,60 @@ if TYPE_CHECKING:
 __version__ = "0.5.0"
 
 # Public names by module: the ``__all__`` of each.
-_EXPORTS = {
-    "discovery": (
-        "Device",
-        "PhysicalDevice",
-        "VisibleDevice",
-        "device_count",
-        "device_name",
-        "get_device_index",
-        "is_available",
-        "is_fork_safe",
-        "is_in_bad_fork",
-        "is_initialized",
-        "physical_devices",
-        "refresh",
-        "unavailable_reason",
-        "usable_devices",
-        "visible_devices",
-    ),
-    "identity": (
-        "compute_capability",
-        "driver_cuda_version",
-        "driver_version",
-        "get_device_name",
-        "is_nvlink_connected",
-        "numa_node",
-    ),
-    "launching": (
-        "communication_backend_name",
-        "communication_backend_version",
-        "export_envs",
-        "set_visible_devices_envs",
-        "visible_devices_envs",
-    ),
-    "monitoring": (
-        "Process",
-        "Telemetry",
-        "clock_rate",
-        "device_memory_used",
-        "list_gpu_processes",
-        "memory_usage",
-        "power_draw",
-        "processes",
-        "telemetry",
-        "temperature",
-        "utilization",
-    ),
-    "devices": (
-        "current_accelerator",
-        "current_device",
-        "current_device_index",
-        "current_device_name",
-        "device",
-        "device_index",
-        "device_of",
-        "set_device",
-        "set_device_index",
-    ),
-    "properties": (
-        "can_device_access_peer",
-        "get_arch_list",
-        "get_device_capability",
-        "get_device_properties",
-        "get_gencode_flags",
-    ),
-    "streams": (
-        "Event",
-        "Stream",
-        "current_stream",
-        "default_stream",
-        "external_stream",
-        "handles_memory_backpressure",
-        "is_synchronized_device",
-        "record_stream",
-        "resolves_data_dependency",
-        "set_stream",
-        "stream",
-        "synchronize",
-        "use_host_timers",
-    ),
-    "low_level": (
-        "cudart",
-        "current_blas_handle",
-        "get_sync_debug_mode",
-        "init",
-        "ipc_collect",
-        "lazy_call",
-        "set_sync_debug_mode",
-    ),
-    "memory": (
-        "OutOfMemoryError",
-        "create_mem_pool",
-        "empty_cache",
-        "empty_host_cache",
-        "get_allocator_backend",
-        "get_per_process_memory_fraction",
-        "host_memory_stats",
-        "host_memory_stats_as_nested_dict",
-        "max_memory_allocated",
-        "max_memory_reserved",
-        "memory_allocated",
-        "memory_reserved",
-        "memory_stats",
-        "memory_stats_as_nested_dict",
-        "reset_accumulated_host_memory_stats",
-        "reset_accumulated_memory_stats",
-        "reset_peak_host_memory_stats",
-        "reset_peak_memory_stats",
-        "set_per_process_memory_fraction",
-        "use_mem_pool",
-    ),
-    "memory_info": (
-        "available_memory",
-        "get_memory_info",
-        "is_out_of_memory_error",
-        "mem_get_info",
-        "total_memory",
-    ),
-    "snapshots": (
-        "dump_memory_snapshot",
-        "memory_snapshot",
-        "memory_summary",
-        "record_memory_history",
-    ),
-    "random": (
-        "default_generator",
-        "fork_rng",
-        "get_rng_state",
-        "get_rng_state_all",
-        "initial_seed",
-        "manual_seed",
-        "manual_seed_all",
-        "seed",
-        "seed_all",
-        "set_rng_state",
-        "set_rng_state_all",
-    ),
-    "dtypes": (
-        "amp",
-        "is_bf16_supported",
-        "is_fp16_supported",
-        "is_fp64_supported",
-        "is_fp8_supported",
-        "is_tf32_supported",
-        "supported_dtypes",
-    ),
-    "graphs": (
-        "Graph",
-        "capture_to_graph",
-        "create_graph",
-        "graph_pool_handle",
-        "is_current_stream_capturing",
-        "make_graphed_callables",
-        "replay_graph",
-    ),
-    "tensors": (
-        "BFloat16Tensor",
-        "ByteTensor",
-        "DoubleTensor",
-        "FloatTensor",
-        "HalfTensor",
-        "IntTensor",
-        "LongTensor",
-        "on_accelerator",
-    ),
-    "pinning": (
-        "is_pinned",
-        "pin_empty",
-        "pin_empty_like",
-        "pin_memory",
-        "pin_memory_alignment",
-        "register_host_memory",
-        "unpin_memory",
-        "unregister_host_memory",
-    ),
-    "deepspeed_bridge": ("supports_nvtx_domain", "use_in_deepspeed"),
-    "profiling": ("annotate", "range_pop", "range_push"),
-    "compiling": ("get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"),
-    "extensions": (
-        "build_extension",
-        "create_op_builder",
-        "get_op_builder",
-        "op_builder_dir",
-        "register_op_builder",
-    ),
-    "deprecated": (
-        "current_device_idx",
-        "max_memory_cached",
-        "memory_cached",
-        "reset_max_memory_allocated",
-        "reset_max_memory_cached",
-        "set_device_idx",
-    ),
+_NAMES = {
+    "discovery": """
+        Device PhysicalDevice VisibleDevice device_count device_name get_device_index is_available is_fork_safe is_in_bad_fork
+        is_initialized physical_devices refresh unavailable_reason usable_devices visible_devices
+    """,
+    "identity": "compute_capability driver_cuda_version driver_version get_device_name is_nvlink_connected numa_node",
+    "launching": """
+        communication_backend_name communication_backend_version export_envs set_visible_devices_envs visible_devices_envs
+    """,
+    "monitoring": """
+        Process Telemetry clock_rate device_memory_used list_gpu_processes memory_usage power_draw processes telemetry
+        temperature utilization
+    """,
+    "devices": """
+        current_accelerator current_device current_device_index current_device_name device device_index device_of set_device
+        set_device_index
+    """,
+    "properties": "can_device_access_peer get_arch_list get_device_capability get_device_properties get_gencode_flags",
+    "streams": """
+        Event Stream current_stream default_stream external_stream handles_memory_backpressure is_synchronized_device
+        record_stream resolves_data_dependency set_stream stream synchronize use_host_timers
+    """,
+    "low_level": "cudart current_blas_handle get_sync_debug_mode init ipc_collect lazy_call set_sync_debug_mode",
+    "memory": """
+        OutOfMemoryError create_mem_pool empty_cache empty_host_cache get_allocator_backend get_per_process_memory_fraction
+        host_memory_stats host_memory_stats_as_nested_dict max_memory_allocated max_memory_reserved memory_allocated
+        memory_reserved memory_stats memory_stats_as_nested_dict reset_accumulated_host_memory_stats
+        reset_accumulated_memory_stats reset_peak_host_memory_stats reset_peak_memory_stats set_per_process_memory_fraction
+        use_mem_pool
+    """,
+    "memory_info": "available_memory get_memory_info is_out_of_memory_error mem_get_info total_memory",
+    "snapshots": "dump_memory_snapshot memory_snapshot memory_summary record_memory_history",
+    "random": """
+        default_generator fork_rng get_rng_state get_rng_state_all initial_seed manual_seed manual_seed_all seed seed_all
+        set_rng_state set_rng_state_all
+    """,
+    "dtypes": "amp is_bf16_supported is_fp16_supported is_fp64_supported is_fp8_supported is_tf32_supported supported_dtypes",
+    "graphs": """
+        Graph capture_to_graph create_graph graph_pool_handle is_current_stream_capturing make_graphed_callables replay_graph
+    """,
+    "tensors": "BFloat16Tensor ByteTensor DoubleTensor FloatTensor HalfTensor IntTensor LongTensor on_accelerator",
+    "pinning": """
+        is_pinned pin_empty pin_empty_like pin_memory pin_memory_alignment register_host_memory unpin_memory
+        unregister_host_memory
+    """,
+    "deepspeed_bridge": "supports_nvtx_domain use_in_deepspeed",
+    "profiling": "annotate range_pop range_push",
+    "compiling": "get_compile_backend is_triton_supported prefer_triton_grouped_mm set_compile_backend",
+    "extensions": "build_extension create_op_builder get_op_builder op_builder_dir register_op_builder",
+    "deprecated": """
+        current_device_idx max_memory_cached memory_cached reset_max_memory_allocated reset_max_memory_cached set_device_idx
+    """,
 }
+_EXPORTS = {module: tuple(names.split()) for module, names in _NAMES.items()}
 _MODULE_OF_NAME = {name: module for module, names in _EXPORTS.items() for name in names}
 _SUBMODULES = ("checkpointing", "random", "simulation")
 

@@ -25,13 +25,7 @@ SIM_EXPORT int nvmlDeviceGetEccMode(nvml_handle handle, unsigned *current, unsig
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetDefaultEccMode(nvml_handle handle, unsigned *mode)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, mode, &device));
-    *mode = 1;
-    return NVML_OK;
-}
+NVML_FIGURE(nvmlDeviceGetDefaultEccMode, unsigned, 1)
 
 static uint64_t count_errors(int gpu, unsigned type, unsigned counter)
 {
@@ -189,13 +183,7 @@ SIM_EXPORT int nvmlEventSetFree(struct event_set *set)
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetSupportedEventTypes(nvml_handle handle, unsigned long long *types)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, types, &device));
-    *types = ALL_EVENTS;
-    return NVML_OK;
-}
+NVML_FIGURE(nvmlDeviceGetSupportedEventTypes, unsigned long long, ALL_EVENTS)
 
 SIM_EXPORT int nvmlDeviceRegisterEvents(nvml_handle handle, unsigned long long types, struct event_set *set)
 {

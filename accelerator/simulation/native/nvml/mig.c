@@ -17,15 +17,6 @@ SIM_EXPORT int nvmlDeviceGetMigMode(nvml_handle handle, unsigned *current, unsig
     return NVML_OK;
 }
 
-/* NVML documents that the count is zero if MIG is off. */
-SIM_EXPORT int nvmlDeviceGetMaxMigDeviceCount(nvml_handle handle, unsigned *count)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, count, &device));
-    *count = nvml_gpu(&device)->instances == SIM_MIG_OFF || nvml_is_instance(&device) ? 0 : NVML_MAX_MIG_DEVICES;
-    return NVML_OK;
-}
-
 SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned index, nvml_handle *instance_handle)
 {
     struct nvml_device device;
@@ -42,49 +33,17 @@ SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned 
     return NVML_NOT_FOUND;
 }
 
+#define FIGURE(function, type, figure) NVML_FIGURE_IF(nvml_enter_device, function, type, true, NVML_OK, figure)
+#define FIGURE_OF_INSTANCE(function, type, figure)                                                                     \
+    NVML_FIGURE_IF(nvml_enter_device, function, type, nvml_is_instance(&device), NVML_INVALID_ARGUMENT, figure)
+
+/* NVML documents that the count is zero if MIG is off. */
+FIGURE(nvmlDeviceGetMaxMigDeviceCount, unsigned,
+       nvml_gpu(&device)->instances == SIM_MIG_OFF || nvml_is_instance(&device) ? 0 : NVML_MAX_MIG_DEVICES)
 /* The index of a GPU, or of an instance among those of its GPU. */
-SIM_EXPORT int nvmlDeviceGetIndex(nvml_handle handle, unsigned *index)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, index, &device));
-    *index = nvml_is_instance(&device) ? index_of_instance(nvml_gpu(&device), device.instance) : (unsigned)device.gpu;
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceIsMigDeviceHandle(nvml_handle handle, unsigned *is_instance)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, is_instance, &device));
-    *is_instance = nvml_is_instance(&device);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetDeviceHandleFromMigDeviceHandle(nvml_handle handle, nvml_handle *gpu)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, gpu, &device));
-    if (!nvml_is_instance(&device))
-        return NVML_INVALID_ARGUMENT;
-    *gpu = nvml_encode(device.gpu, SIM_WHOLE_GPU);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetGpuInstanceId(nvml_handle handle, unsigned *id)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, id, &device));
-    if (!nvml_is_instance(&device))
-        return NVML_INVALID_ARGUMENT;
-    *id = (unsigned)device.instance + 1;
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetComputeInstanceId(nvml_handle handle, unsigned *id)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, id, &device));
-    if (!nvml_is_instance(&device))
-        return NVML_INVALID_ARGUMENT;
-    *id = 0;
-    return NVML_OK;
-}
+FIGURE(nvmlDeviceGetIndex, unsigned,
+       nvml_is_instance(&device) ? index_of_instance(nvml_gpu(&device), device.instance) : (unsigned)device.gpu)
+FIGURE(nvmlDeviceIsMigDeviceHandle, unsigned, nvml_is_instance(&device))
+FIGURE_OF_INSTANCE(nvmlDeviceGetDeviceHandleFromMigDeviceHandle, nvml_handle, nvml_encode(device.gpu, SIM_WHOLE_GPU))
+FIGURE_OF_INSTANCE(nvmlDeviceGetGpuInstanceId, unsigned, (unsigned)device.instance + 1)
+FIGURE_OF_INSTANCE(nvmlDeviceGetComputeInstanceId, unsigned, 0)

@@ -32,6 +32,20 @@ int nvml_enter(const char *function, bool has_valid_arguments);
 int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 
+/* Define functions that write one figure, of a GPU, or of a GPU or MIG instance. If the condition does not hold, they return the
+ * error. */
+#define NVML_FIGURE_IF(enter, function, type, condition, error, figure)                                                \
+    SIM_EXPORT int function(nvml_handle handle, type *result)                                                          \
+    {                                                                                                                  \
+        struct nvml_device device;                                                                                     \
+        RETURN_IF_ERROR(enter(__func__, handle, result, &device));                                                     \
+        if (!(condition))                                                                                              \
+            return error;                                                                                              \
+        *result = (figure);                                                                                            \
+        return NVML_OK;                                                                                                \
+    }
+#define NVML_FIGURE(function, type, figure) NVML_FIGURE_IF(nvml_enter_gpu, function, type, true, NVML_OK, figure)
+
 static inline bool nvml_is_instance(const struct nvml_device *device)
 {
     return device->instance != SIM_WHOLE_GPU;

@@ -4,41 +4,25 @@
 
 #include <string.h>
 
-/* Writes a figure of a GPU, which is 0 if it is not known. */
+/* A figure of the model, which is 0 if it is not known. */
 #define FIGURE(function, figure)                                                                                       \
-    SIM_EXPORT int function(nvml_handle handle, unsigned *value)                                                       \
-    {                                                                                                                  \
-        struct nvml_device device;                                                                                     \
-        RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, value, &device));                                             \
-        const struct sim_model *model = nvml_model(&device);                                                           \
-        if ((figure) == 0)                                                                                             \
-            return NVML_NOT_SUPPORTED;                                                                                 \
-        *value = (figure);                                                                                             \
-        return NVML_OK;                                                                                                \
-    }
+    NVML_FIGURE_IF(nvml_enter_gpu, function, unsigned, (figure) != 0, NVML_NOT_SUPPORTED, figure)
 
 enum { LANES = 16 };
 
-FIGURE(nvmlDeviceGetBrand, model->brand)
-FIGURE(nvmlDeviceGetNumGpuCores, model->cores)
-FIGURE(nvmlDeviceGetMemoryBusWidth, model->bus_width)
-FIGURE(nvmlDeviceGetMaxPcieLinkGeneration, model->pcie_generation)
-FIGURE(nvmlDeviceGetGpuMaxPcieLinkGeneration, model->pcie_generation)
-FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, model->pcie_generation)
-FIGURE(nvmlDeviceGetPcieLinkMaxSpeed, model->pcie_generation) /* NVML numbers the speeds as the generations */
-FIGURE(nvmlDeviceGetMaxPcieLinkWidth, model->pcie_generation ? LANES : 0)
-FIGURE(nvmlDeviceGetCurrPcieLinkWidth, model->pcie_generation ? LANES : 0)
-FIGURE(nvmlDeviceGetPcieSpeed, model->pcie_generation ? 1000u << model->pcie_generation : 0) /* MB/s a lane: 8000 in the third one */
+FIGURE(nvmlDeviceGetBrand, nvml_model(&device)->brand)
+FIGURE(nvmlDeviceGetNumGpuCores, nvml_model(&device)->cores)
+FIGURE(nvmlDeviceGetMemoryBusWidth, nvml_model(&device)->bus_width)
+FIGURE(nvmlDeviceGetMaxPcieLinkGeneration, nvml_model(&device)->pcie_generation)
+FIGURE(nvmlDeviceGetGpuMaxPcieLinkGeneration, nvml_model(&device)->pcie_generation)
+FIGURE(nvmlDeviceGetCurrPcieLinkGeneration, nvml_model(&device)->pcie_generation)
+FIGURE(nvmlDeviceGetPcieLinkMaxSpeed, nvml_model(&device)->pcie_generation) /* NVML numbers the speeds as the generations */
+FIGURE(nvmlDeviceGetMaxPcieLinkWidth, nvml_model(&device)->pcie_generation ? LANES : 0)
+FIGURE(nvmlDeviceGetCurrPcieLinkWidth, nvml_model(&device)->pcie_generation ? LANES : 0)
+FIGURE(nvmlDeviceGetPcieSpeed, nvml_model(&device)->pcie_generation ? 1000u << nvml_model(&device)->pcie_generation : 0) /* MB/s a lane: 8000 in the third one */
 
 /* The same for all GPUs. */
-#define CONSTANT(function, constant)                                                                                   \
-    SIM_EXPORT int function(nvml_handle handle, unsigned *value)                                                       \
-    {                                                                                                                  \
-        struct nvml_device device;                                                                                     \
-        RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, value, &device));                                             \
-        *value = constant;                                                                                             \
-        return NVML_OK;                                                                                                \
-    }
+#define CONSTANT(function, constant) NVML_FIGURE(function, unsigned, constant)
 
 CONSTANT(nvmlDeviceGetComputeMode, 0) /* any number of processes may use the GPU */
 CONSTANT(nvmlDeviceGetPersistenceMode, 1) /* the driver keeps an unused GPU initialized */

@@ -125,29 +125,14 @@ SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_te
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetPowerUsage(nvml_handle handle, unsigned *milliwatts)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power(device.gpu);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetPowerManagementLimit(nvml_handle handle, unsigned *milliwatts)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power_limit(device.gpu);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetPowerManagementDefaultLimit(nvml_handle handle, unsigned *milliwatts)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power_limit(device.gpu);
-    return NVML_OK;
-}
+NVML_FIGURE(nvmlDeviceGetPowerUsage, unsigned, power(device.gpu))
+NVML_FIGURE(nvmlDeviceGetPowerManagementLimit, unsigned, power_limit(device.gpu))
+NVML_FIGURE(nvmlDeviceGetPowerManagementDefaultLimit, unsigned, power_limit(device.gpu))
+NVML_FIGURE(nvmlDeviceGetEnforcedPowerLimit, unsigned, power_limit(device.gpu))
+NVML_FIGURE(nvmlDeviceGetTotalEnergyConsumption, unsigned long long, energy(device.gpu))
+NVML_FIGURE(nvmlDeviceGetPerformanceState, unsigned, 0) /* from 0, the highest, to 15 */
+NVML_FIGURE(nvmlDeviceGetNumFans, unsigned, fan_count(device.gpu)) /* one, unless the model has none */
+NVML_FIGURE_IF(nvml_enter_gpu, nvmlDeviceGetFanSpeed, unsigned, fan_count(device.gpu), NVML_NOT_SUPPORTED, fan_speed(device.gpu))
 
 SIM_EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(nvml_handle handle, unsigned *least, unsigned *greatest)
 {
@@ -157,22 +142,6 @@ SIM_EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(nvml_handle handle, 
         return NVML_NOT_SUPPORTED;
     *least = least_power_limit(device.gpu);
     *greatest = power_limit(device.gpu);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetTotalEnergyConsumption(nvml_handle handle, unsigned long long *millijoules)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, millijoules, &device));
-    *millijoules = energy(device.gpu);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetEnforcedPowerLimit(nvml_handle handle, unsigned *milliwatts)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, milliwatts, &device));
-    *milliwatts = power_limit(device.gpu);
     return NVML_OK;
 }
 
@@ -233,20 +202,15 @@ static int application_clock(const char *function, nvml_handle handle, unsigned 
     return NVML_OK;
 }
 
-SIM_EXPORT int nvmlDeviceGetApplicationsClock(nvml_handle handle, unsigned type, unsigned *megahertz)
-{
-    return application_clock(__func__, handle, type, megahertz);
-}
+#define APPLICATION_CLOCK(function)                                                                                    \
+    SIM_EXPORT int function(nvml_handle handle, unsigned type, unsigned *megahertz)                                    \
+    {                                                                                                                  \
+        return application_clock(__func__, handle, type, megahertz);                                                   \
+    }
 
-SIM_EXPORT int nvmlDeviceGetDefaultApplicationsClock(nvml_handle handle, unsigned type, unsigned *megahertz)
-{
-    return application_clock(__func__, handle, type, megahertz);
-}
-
-SIM_EXPORT int nvmlDeviceGetMaxCustomerBoostClock(nvml_handle handle, unsigned type, unsigned *megahertz)
-{
-    return application_clock(__func__, handle, type, megahertz);
-}
+APPLICATION_CLOCK(nvmlDeviceGetApplicationsClock)
+APPLICATION_CLOCK(nvmlDeviceGetDefaultApplicationsClock)
+APPLICATION_CLOCK(nvmlDeviceGetMaxCustomerBoostClock)
 
 SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id, unsigned *megahertz)
 {
@@ -256,34 +220,6 @@ SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id
     if (id != CURRENT)
         return application_clock(__func__, handle, type, megahertz);
     *megahertz = clock_rate(device.gpu, type);
-    return NVML_OK;
-}
-
-/* From 0, the highest, to 15. */
-SIM_EXPORT int nvmlDeviceGetPerformanceState(nvml_handle handle, unsigned *state)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, state, &device));
-    *state = 0;
-    return NVML_OK;
-}
-
-/* A GPU has one fan, unless its model has none. */
-SIM_EXPORT int nvmlDeviceGetNumFans(nvml_handle handle, unsigned *count)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count, &device));
-    *count = fan_count(device.gpu);
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetFanSpeed(nvml_handle handle, unsigned *percent)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent, &device));
-    if (fan_count(device.gpu) == 0)
-        return NVML_NOT_SUPPORTED;
-    *percent = fan_speed(device.gpu);
     return NVML_OK;
 }
 
@@ -315,34 +251,11 @@ SIM_EXPORT int nvmlDeviceGetFanSpeedRPM(nvml_handle handle, void *speed)
 }
 
 /* Why the clocks are throttled. The functions with Throttle in their names are older. */
-static int clock_reasons(const char *function, nvml_handle handle, uint64_t *reasons, bool is_supported)
-{
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(function, handle, reasons, &device));
-    enum { ALL = 0x1ff };
-    *reasons = is_supported ? ALL : nvml_gpu(&device)->clock_reasons;
-    return NVML_OK;
-}
-
-SIM_EXPORT int nvmlDeviceGetCurrentClocksEventReasons(nvml_handle handle, uint64_t *reasons)
-{
-    return clock_reasons(__func__, handle, reasons, false);
-}
-
-SIM_EXPORT int nvmlDeviceGetCurrentClocksThrottleReasons(nvml_handle handle, uint64_t *reasons)
-{
-    return clock_reasons(__func__, handle, reasons, false);
-}
-
-SIM_EXPORT int nvmlDeviceGetSupportedClocksEventReasons(nvml_handle handle, uint64_t *reasons)
-{
-    return clock_reasons(__func__, handle, reasons, true);
-}
-
-SIM_EXPORT int nvmlDeviceGetSupportedClocksThrottleReasons(nvml_handle handle, uint64_t *reasons)
-{
-    return clock_reasons(__func__, handle, reasons, true);
-}
+enum { ALL_REASONS = 0x1ff };
+NVML_FIGURE(nvmlDeviceGetCurrentClocksEventReasons, uint64_t, nvml_gpu(&device)->clock_reasons)
+NVML_FIGURE(nvmlDeviceGetCurrentClocksThrottleReasons, uint64_t, nvml_gpu(&device)->clock_reasons)
+NVML_FIGURE(nvmlDeviceGetSupportedClocksEventReasons, uint64_t, ALL_REASONS)
+NVML_FIGURE(nvmlDeviceGetSupportedClocksThrottleReasons, uint64_t, ALL_REASONS)
 
 enum { UNSIGNED_INT = 1, UNSIGNED_LONG_LONG = 3, SIGNED_INT = 5 }; /* nvmlValueType_t */
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import accelerator as acc
-from accelerator import memory_info
+from accelerator import discovery, memory_info
 from accelerator._machine import amdsmi, cuda, discovery_cache, host_memory, torch_build, torch_probe
 from accelerator._machine.discovery_result import DiscoveredDevice, DiscoveryResult, Failed, NotSupported, PhysicalGpu
 from accelerator._machine.driver_child import DriverDevice
@@ -57,6 +57,19 @@ def test_listed_device_is_read_by_its_own_handle(
     else:
         argument = acc.VisibleDevice(index=7, physical_index=device.gpu.physical_index, mig=device.mig, **fields)  # type: ignore[arg-type]
     assert acc.temperature(argument) == device.handle
+
+
+def test_a_mig_instance_has_the_place_and_the_capability_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    """NVML may not report them for the instance, whose name and memory are its own."""
+    bus, capability = "00000000:3B:00.0", (9, 0)
+    of_gpu = {(1, "pci_bus_id"): bus, (1, "compute_capability"): capability, (1, "numa_node"): 3}
+    figures: dict[tuple[int, str], Any] = {**of_gpu, (11, "name"): "A MIG 1g.10gb", (11, "memory"): (1, 3, 2)}
+    backend: Any = SimpleNamespace(read=lambda handle, field: figures[handle, field])
+    devices = (DiscoveredDevice(PhysicalGpu(0, 1, "GPU-one", "A", INSTANCES), INSTANCES[0]),)
+    result = DiscoveryResult(1, None, "NVML", devices, environment={}, accelerator_type="cuda", backend=backend)
+    monkeypatch.setattr(discovery, "_current", lambda: result)
+    assert acc.numa_node(0) == 3
+    assert acc.visible_devices() == (acc.VisibleDevice(0, "MIG-one", "A MIG 1g.10gb", bus, capability, 3, 0, (1, 0)),)
 
 
 MIG = """

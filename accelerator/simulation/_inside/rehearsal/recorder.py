@@ -148,12 +148,11 @@ def _keep_peaks(*arguments: Any) -> None:
         _kept[device] = kept._replace(allocated=now.allocated, reserved=now.reserved)
 
 
-def _keep_counts(device: Any = None, *arguments: Any) -> None:
+def _keep_counts(device: int) -> None:
     """Keep the counts of a device before torch resets them."""
     if _is_initialized():
-        index = device if isinstance(device, int) else torch.cuda.current_device()
-        now, kept = _statistics(index), _kept.get(index, Statistics())
-        _kept[index] = kept._replace(retries=now.retries, ooms=now.ooms)
+        now, kept = _statistics(device), _kept.get(device, Statistics())
+        _kept[device] = kept._replace(retries=now.retries, ooms=now.ooms)
 
 
 def _is_initialized() -> bool:

@@ -228,6 +228,31 @@ def test_a_barrier_counts_whole_warps() -> None:
     assert found.tolist() == [7] * 40 + [0] * 24
 
 
+@pytest.mark.parametrize("limit", [0, 30, 64])
+def test_a_barrier_reduces_the_predicates_of_those_that_come(limit: int) -> None:
+    """The third warp goes on meanwhile, to the barrier of all."""
+    body = f"""
+        mov.u32 %x, 0; setp.ge.u32 %p, %thread, 64; @%p bra others; setp.lt.u32 %p, %thread, {limit};
+        bar.red.popc.u32 %x, 1, 64, %p;
+        bar.red.and.pred %q, 2, 64, %p; selp.b32 %y, 100, 0, %q; add.u32 %x, %x, %y;
+        bar.red.or.pred %q, 3, 64, %p; selp.b32 %y, 1000, 0, %q; add.u32 %x, %x, %y;
+        others: bar.sync 0; st.global.u32 [%out], %x;
+    """
+    found = np.zeros(96, np.uint32)
+    Kernel([HEAD + entry(body)], "main").run(1, 96, np.zeros(1, np.uint32), found, timeout_ms=1000)
+    assert found.tolist() == [limit + 100 * (limit == 64) + 1000 * (limit > 0)] * 64 + [0] * 32
+
+
+def test_a_kernel_has_more_time_whenever_a_block_ends() -> None:
+    body = """
+        .reg .b64 %end, %now; mov.u64 %now, %globaltimer; add.u64 %end, %now, 50000000;
+        wait: mov.u64 %now, %globaltimer; setp.lt.u64 %p, %now, %end; @%p bra wait; st.global.u32 [%out], 7;
+    """
+    found = np.zeros(16, np.uint32)
+    Kernel([HEAD + entry(body)], "main").run(16, 1, np.zeros(1, np.uint32), found, timeout_ms=600)
+    assert found.tolist() == [7] * 16
+
+
 @pytest.mark.parametrize(("size", "copied"), [(16, 4), (16, 15), (8, 1), (4, 3)])
 def test_asynchronous_copies_read_no_more_than_their_size(size: int, copied: int) -> None:
     """Thread 0 copies the last bytes of the memory; the count is in a register."""

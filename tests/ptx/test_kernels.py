@@ -207,6 +207,13 @@ def test_shuffles_stay_in_their_segments() -> None:
     assert [tuple(row) for row in found.tolist()] == right
 
 
+def stored_words(body: str, threads: int, blocks: int = 1, functions: str = "", timeout_ms: int = 10_000) -> list[int]:
+    """Run a kernel, and return what its threads store at %out."""
+    found = np.zeros(blocks * threads, np.uint32)
+    Kernel([HEAD + functions + entry(body)], "main").run(blocks, threads, np.zeros(1), found, timeout_ms=timeout_ms)
+    return found.tolist()
+
+
 @pytest.mark.parametrize("value", ["0", "%thread"])
 def test_match_all_compares_the_lanes_of_its_mask(value: str) -> None:
     body = f"""
@@ -215,17 +222,13 @@ def test_match_all_compares_the_lanes_of_its_mask(value: str) -> None:
         others: match.all.sync.b32 %x|%q, %z, %y;
         both: selp.b32 %y, 1, 0, %q; add.u32 %x, %x, %y; st.global.u32 [%out], %x;
     """
-    found = np.zeros(32, np.uint32)
-    Kernel([HEAD + entry(body)], "main").run(1, 32, np.zeros(1, np.uint32), found)
-    assert found.tolist() == [0x10000 if value == "0" else 0] * 16 + [0xFFFF0001] * 16
+    assert stored_words(body, 32) == [0x10000 if value == "0" else 0] * 16 + [0xFFFF0001] * 16
 
 
 def test_a_barrier_counts_whole_warps() -> None:
     """Of 64 threads 24 have returned: the second warp is whole with those that remain."""
     body = "setp.ge.u32 %p, %thread, 40; @%p bra leaves; bar.sync 1, 64; st.global.u32 [%out], 7; leaves:"
-    found = np.zeros(64, np.uint32)
-    Kernel([HEAD + entry(body)], "main").run(1, 64, np.zeros(1, np.uint32), found, timeout_ms=1000)
-    assert found.tolist() == [7] * 40 + [0] * 24
+    assert stored_words(body, 64, timeout_ms=1000) == [7] * 40 + [0] * 24
 
 
 @pytest.mark.parametrize("limit", [0, 30, 64])
@@ -238,9 +241,8 @@ def test_a_barrier_reduces_the_predicates_of_those_that_come(limit: int) -> None
         bar.red.or.pred %q, 3, 64, %p; selp.b32 %y, 1000, 0, %q; add.u32 %x, %x, %y;
         others: bar.sync 0; st.global.u32 [%out], %x;
     """
-    found = np.zeros(96, np.uint32)
-    Kernel([HEAD + entry(body)], "main").run(1, 96, np.zeros(1, np.uint32), found, timeout_ms=1000)
-    assert found.tolist() == [limit + 100 * (limit == 64) + 1000 * (limit > 0)] * 64 + [0] * 32
+    reduced = limit + 100 * (limit == 64) + 1000 * (limit > 0)
+    assert stored_words(body, 96, timeout_ms=1000) == [reduced] * 64 + [0] * 32
 
 
 def test_a_kernel_has_more_time_whenever_a_block_ends() -> None:
@@ -248,9 +250,7 @@ def test_a_kernel_has_more_time_whenever_a_block_ends() -> None:
         .reg .b64 %end, %now; mov.u64 %now, %globaltimer; add.u64 %end, %now, 50000000;
         wait: mov.u64 %now, %globaltimer; setp.lt.u64 %p, %now, %end; @%p bra wait; st.global.u32 [%out], 7;
     """
-    found = np.zeros(16, np.uint32)
-    Kernel([HEAD + entry(body)], "main").run(16, 1, np.zeros(1, np.uint32), found, timeout_ms=600)
-    assert found.tolist() == [7] * 16
+    assert stored_words(body, 1, blocks=16, timeout_ms=600) == [7] * 16
 
 
 @pytest.mark.parametrize(("size", "copied"), [(16, 4), (16, 15), (8, 1), (4, 3)])
@@ -390,9 +390,7 @@ def test_frames_of_functions_may_be_large(size: int, waits: str) -> None:
     call = "{ .param .b32 a; .param .b32 r; st.param.b32 [a], %n; call (r), inner, (a); ld.param.b32 %n, [r]; }"
     outer = FRAME.replace("NAME", "outer").replace("SIZE-4", str(size - 4)).replace("SIZE", str(size)).replace("CALL", call)
     body = call.replace("inner", "outer").replace("%n", "%thread") + " st.global.u32 [%out], %thread;"
-    found = np.zeros(64, np.uint32)
-    Kernel([HEAD + inner + outer + entry(body)], "main").run(1, 64, np.zeros(64, np.uint32), found)
-    assert found.tolist() == list(range(64))
+    assert stored_words(body, 64, functions=inner + outer) == list(range(64))
 
 
 def test_a_larger_heap_has_space_for_more() -> None:

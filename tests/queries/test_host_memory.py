@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -42,20 +43,28 @@ def figures() -> tuple[float, float]:
     return host_memory.available() / GIB, host_memory.total() / GIB
 
 
-def test_without_control_groups(groups: Path) -> None:
-    assert figures() == (48, 64)
-
-
-def test_version_2_subtracts_cached_files(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/job\n")
-    write_v2(groups, "job", 16 * GIB, 10 * GIB, 4 * GIB)
-    assert figures() == (16 - (10 - 4), 16)
-
-
-def test_version_2_without_a_limit(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/job\n")
-    write_v2(groups, "job", "max", 10 * GIB, 4 * GIB)
-    assert figures() == (48, 64)
+@pytest.mark.parametrize(
+    ("lines", "write", "path", "limit", "used", "cached", "expected"),
+    [
+        ("", write_v2, "job", GIB, 0, 0, (48, 64)),
+        ("0::/job\n", write_v2, "job", 16 * GIB, 10, 4, (16 - (10 - 4), 16)),
+        ("0::/job\n", write_v2, "job", "max", 10, 4, (48, 64)),
+        ("0::/job\n", write_v2, "job", 2 * GIB, 3, 0, (0, 2)),
+        # In a container, the root of the mounted file system is the container's own group.
+        ("0::/docker/0123\n", write_v2, "", 4 * GIB, 1, 0, (3, 4)),
+        ("12:cpu,cpuacct:/job\n4:memory:/job\n0::/\n", write_v1, "job", 16 * GIB, 10, 4, (16 - (10 - 4), 16)),
+        ("4:hugetlb,memory:/job\n", write_v1, "job", 0x7FFFFFFFFFFFF000, 10, 4, (48, 64)),
+    ],
+    ids=["no groups", "cached files", "no limit", "over its limit", "path of the host", "version 1", "version 1, no limit"],
+)
+def test_a_group(
+    groups: Path, lines: str, write: Any, path: str, limit: int | str, used: int, cached: int, expected: tuple[int, int]
+) -> None:
+    """Limits are in bytes, uses in GiB."""
+    if lines:
+        (groups / "cgroup").write_text(lines)
+    write(groups, path, limit, used * GIB, cached * GIB)
+    assert figures() == expected
 
 
 @pytest.mark.parametrize(("parent", "child", "expected"), [(8, 32, (8 - 6, 8)), (32, 8, (8 - 3, 8)), ("max", 8, (8 - 3, 8))])
@@ -64,28 +73,3 @@ def test_limits_of_ancestors_apply(groups: Path, parent: int | str, child: int, 
     write_v2(groups, "slice", parent if parent == "max" else int(parent) * GIB, 6 * GIB, 0)
     write_v2(groups, "slice/job", child * GIB, 3 * GIB, 0)
     assert figures() == expected
-
-
-def test_group_path_outside_the_container_uses_the_root_group(groups: Path) -> None:
-    """In a container, the root of the mounted file system is the container's own group."""
-    (groups / "cgroup").write_text("0::/docker/0123\n")
-    write_v2(groups, "", 4 * GIB, GIB, 0)
-    assert figures() == (3, 4)
-
-
-def test_version_1_subtracts_cached_files_of_subgroups(groups: Path) -> None:
-    (groups / "cgroup").write_text("12:cpu,cpuacct:/job\n4:memory:/job\n0::/\n")
-    write_v1(groups, "job", 16 * GIB, 10 * GIB, 4 * GIB)
-    assert figures() == (16 - (10 - 4), 16)
-
-
-def test_version_1_without_a_limit(groups: Path) -> None:
-    (groups / "cgroup").write_text("4:hugetlb,memory:/job\n")
-    write_v1(groups, "job", 0x7FFFFFFFFFFFF000, 10 * GIB, 4 * GIB)
-    assert figures() == (48, 64)
-
-
-def test_a_group_over_its_limit_has_nothing_available(groups: Path) -> None:
-    (groups / "cgroup").write_text("0::/job\n")
-    write_v2(groups, "job", 2 * GIB, 3 * GIB, 0)
-    assert figures() == (0, 2)

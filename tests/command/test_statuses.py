@@ -39,7 +39,7 @@ def statuses(command: str, calls: list[list[str]]) -> list[int]:
 
 
 # What ends a command, and its status.
-ENDS = {"exit 0": 0, "exit 1": 1, "exit 3": 3, "exit 255": 255, "kill -TERM $$": 143, "kill -KILL $$": 137}
+ENDS = {f"exit {end}": end for end in (0, 1, 3, 255)} | {"kill -INT $$": 130, "kill -KILL $$": 137, "kill -TERM $$": 143}
 # Python ignores these two signals, and a command does not.
 IGNORED_BY_PYTHON = {"kill -PIPE $$": 141, "kill -XFSZ $$": 153}
 # Libraries write the races of all processes to this file.

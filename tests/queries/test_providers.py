@@ -61,15 +61,14 @@ def test_listed_device_is_read_by_its_own_handle(
 
 def test_a_mig_instance_has_the_place_and_the_capability_of_its_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     """NVML may not report them for the instance, whose name and memory are its own."""
-    bus, capability = "00000000:3B:00.0", (9, 0)
-    of_gpu = {(1, "pci_bus_id"): bus, (1, "compute_capability"): capability, (1, "numa_node"): 3}
-    figures: dict[tuple[int, str], Any] = {**of_gpu, (11, "name"): "A MIG 1g.10gb", (11, "memory"): (1, 3, 2)}
+    figures: dict[tuple[int, str], Any] = {(1, "pci_bus_id"): "00000000:3B:00.0", (1, "compute_capability"): (9, 0)}
+    figures |= {(1, "numa_node"): 3, (11, "name"): "A MIG 1g.10gb", (11, "memory"): (1, 3, 2)}
     backend: Any = SimpleNamespace(read=lambda handle, field: figures[handle, field])
     devices = (DiscoveredDevice(PhysicalGpu(0, 1, "GPU-one", "A", INSTANCES), INSTANCES[0]),)
     result = DiscoveryResult(1, None, "NVML", devices, environment={}, accelerator_type="cuda", backend=backend)
     monkeypatch.setattr(discovery, "_current", lambda: result)
     assert acc.numa_node(0) == 3
-    assert acc.visible_devices() == (acc.VisibleDevice(0, "MIG-one", "A MIG 1g.10gb", bus, capability, 3, 0, (1, 0)),)
+    assert acc.visible_devices()[0][1:] == ("MIG-one", "A MIG 1g.10gb", "00000000:3B:00.0", (9, 0), 3, 0, (1, 0))
 
 
 MIG = """

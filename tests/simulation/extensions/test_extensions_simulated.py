@@ -126,10 +126,7 @@ def test_dynamic_shared_memory_and_its_limit(static: int) -> None:
     declared = TOTAL.replace(".reg", f".shared .align 4 .b8 own[{static}]; .reg", 1)
     kernel = Binary(declared.replace("%tid.x;", "%tid.x; st.shared.u32 [own], %t;") if static else TOTAL).kernel("total")
 
-    def dynamic_limit() -> int:
-        attributes = (ctypes.c_int * 36)()
-        assert kernel.runtime.cudaFuncGetAttributes(attributes, kernel.function) == 0
-        return attributes[11]
+    attributes = (ctypes.c_int * 36)()
 
     def set_dynamic_limit(size: int) -> int:
         return kernel.runtime.cudaFuncSetAttribute(kernel.function, 8, size)
@@ -138,7 +135,7 @@ def test_dynamic_shared_memory_and_its_limit(static: int) -> None:
     for limit in ((48 << 10) - static, large, most):
         if limit >= large:
             assert (set_dynamic_limit(most + 1), set_dynamic_limit(limit)) == (INVALID_VALUE, 0)
-        assert dynamic_limit() == limit
+        assert (kernel.runtime.cudaFuncGetAttributes(attributes, kernel.function), attributes[11]) == (0, limit)
         for size in (512, limit):
             assert kernel(1, 128, x, out.zero_(), ctypes.c_uint(0), shared=size) == 0
             assert out.item() == x.sum().item()

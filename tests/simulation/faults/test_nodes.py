@@ -15,13 +15,12 @@ from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = linux_only
 
-TWO_NODES = 'import os, sys, time; node = os.environ["PET_NODE_RANK"]; {}'
-
 
 @takes_cuda_build
 @pytest.mark.torch_free
 def test_the_other_nodes_go_on_and_the_last_one_decides() -> None:
-    program = TWO_NODES.format('time.sleep(0.5 * (node == "1")); print("ended"); sys.exit(3 if node == "0" else {})')
+    program = 'import os, sys, time; node = int(os.environ["PET_NODE_RANK"]); time.sleep(0.5 * node); print("ended"); '
+    program += "sys.exit({} if node else 3)"
     for status in (0, 5):
         command = ("--nodes", "2", "--on-node-failure", "continue", "--", sys.executable, "-c", program.format(status))
         done = simulate(*command)

@@ -158,13 +158,14 @@ def test_nvml_queries_do_not_load_the_driver() -> None:
 # MIG
 
 
-@pytest.mark.parametrize(("capability", "mig", "expected"), [("7.5", None, 3), ("9.0", None, [0, 0]), ("9.0", 0, [1, 1])])
-def test_mig_mode(capability: str, mig: int | None, expected: object) -> None:
+def test_mig_modes() -> None:
+    """On with two instances, on without any, off, and of a GPU that has no MIG."""
     program = """
-        h = n.nvmlDeviceGetHandleByIndex(0)
-        report(code(n.nvmlDeviceGetMigMode, h) or n.nvmlDeviceGetMigMode(h))
+        report([[code(n.nvmlDeviceGetMigMode, h) or n.nvmlDeviceGetMigMode(h), n.nvmlDeviceGetMaxMigDeviceCount(h),
+                 code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)] for h in handles()])
     """
-    assert evaluate(program, capability=capability, mig=mig) == expected
+    expected = [[[1, 1], 7, 0], [[1, 1], 7, 6], [[0, 0], 0, 6], [3, 0, 3]]
+    assert evaluate(program, 4, mig=[2, 0, None], capability=["9.0", "9.0", "9.0", "7.5"]) == expected
 
 
 @pytest.mark.parametrize(
@@ -181,14 +182,6 @@ def test_mig_instance_indices_and_ids(mig: int, indices: list[int]) -> None:
                 code(n.nvmlDeviceGetMigDeviceHandleByIndex, gpu, 7)])
     """
     assert evaluate(program, mig=mig) == [indices, indices, [k + 1 for k in range(mig)], [0] * mig, 2]
-
-
-def test_mig_off_has_no_instances() -> None:
-    program = """
-        report([[n.nvmlDeviceGetMaxMigDeviceCount(h), code(n.nvmlDeviceGetMigDeviceHandleByIndex, h, 0)]
-                for h in handles()])
-    """
-    assert evaluate(program, 3, mig=[2, None], capability=["9.0", "9.0", "7.5"]) == [[7, 0], [0, 6], [0, 3]]
 
 
 def test_identity_of_instances() -> None:

@@ -7,6 +7,7 @@ from .. import ops
 from ..compiled import dynamo, library_ops, other_runtimes
 from . import (
     collectives,
+    compiled_code,
     cpu_fills,
     distributions,
     host_values,
@@ -29,6 +30,7 @@ def install() -> None:
     library_ops.install(overrides.override_library_op)
     other_runtimes.install()
     dynamo.install()
+    compiled_code.install()
     cpu_fills.install()
     distributions.install()
     collectives.install()

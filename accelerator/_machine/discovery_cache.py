@@ -18,6 +18,7 @@ from . import (
     driver,
     driver_probe,
     environment,
+    limits,
     process,
     rocm,
     torch_build,
@@ -25,7 +26,7 @@ from . import (
     torch_runtime,
     vendors,
 )
-from .discovery_result import RETRY_AFTER_S, Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
+from .discovery_result import Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
 from .driver_child import DriverDevice
 
 _driver_count = driver.device_count
@@ -79,7 +80,7 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     if before.full_key == full_key and time.monotonic() < before.expires:
         return before.result
     result = _discover_now(key[0], environment.as_mapping(key[2]))
-    expires = float("inf") if result.is_cacheable else time.monotonic() + RETRY_AFTER_S
+    expires = float("inf") if result.is_cacheable else time.monotonic() + limits.RETRY_AFTER_S
     entry = _Entry(key if result.is_cacheable and not depends_on_torch else _NO_KEY, full_key, expires, result)
     with _lock:
         # Another thread may have stored a newer result, or cleared the cache.

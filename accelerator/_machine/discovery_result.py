@@ -11,10 +11,6 @@ from .driver_child import DriverDevice
 if TYPE_CHECKING:
     from .driver_probe import ProbeResult
 
-# A daemon may start before the driver does, so a failure is cached for this long only; that of an import of torch in a child,
-# which takes seconds, until the environment changes or `refresh` is called.
-RETRY_AFTER_S = 1.0
-
 
 class NotSupported(RuntimeError):
     """The device has no such feature; callers may use another source."""

@@ -7,11 +7,8 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import child_process, driver, driver_child, process
-from .discovery_result import RETRY_AFTER_S
+from . import child_process, driver, driver_child, limits, process
 from .driver_child import DriverDevice
-
-DEADLINE_S = 60.0
 
 # Parts of the names that CUDA and HIP give to errors of a working device that this process cannot use now.
 _BUSY = ("out_of_memory", "outofmemory", "device_unavailable")
@@ -76,7 +73,7 @@ def _expiry(result: ProbeResult) -> float:
     """Return when a result expires: never for a full success, at once for a busy device, after a second for other failures."""
     if result.error is None and result.devices and not any(result.unusable):
         return float("inf")
-    return 0.0 if any(map(is_busy, result.unusable)) else time.monotonic() + RETRY_AFTER_S
+    return 0.0 if any(map(is_busy, result.unusable)) else time.monotonic() + limits.RETRY_AFTER_S
 
 
 def is_busy(error: str | None) -> bool:
@@ -94,7 +91,7 @@ def _run_child(environment: Mapping[str, str | None], *, use: bool, hip: str | N
     library = "the ROCm runtime" if hip else "the CUDA driver"
     arguments = ("use" if use else "list", hip or driver.NAME, "hip" if hip else "cu")
     try:
-        output = child_process.run(_source(), arguments, environment, subject=library, deadline_s=DEADLINE_S)
+        output = child_process.run(_source(), arguments, environment, subject=library, deadline_s=limits.DRIVER_DEADLINE_S)
     except child_process.ChildError as error:
         return ProbeResult(str(error))
     problem, version, devices, unusable = output

@@ -12,8 +12,8 @@ import time
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeVar
 
-from . import imports, process
-from .discovery_result import RETRY_AFTER_S, Failed, NotSupported, PhysicalGpu
+from . import imports, limits, process
+from .discovery_result import Failed, NotSupported, PhysicalGpu
 from .visibility import Instance
 
 LIBRARY_NOT_FOUND = 12
@@ -153,7 +153,7 @@ def _get_session() -> _Session:
             try:
                 _session = _Session(_initialize())
             except Failed as error:
-                _session = _Failure(time.monotonic() + RETRY_AFTER_S, str(error), error.code)
+                _session = _Failure(time.monotonic() + limits.RETRY_AFTER_S, str(error), error.code)
         session = _session
     if isinstance(session, _Failure):
         raise Failed(session.message, session.code)
@@ -217,7 +217,7 @@ def gpus() -> tuple[PhysicalGpu, ...]:
             count: int = _required(lambda: call("nvmlDeviceGetCount"))
             listed = tuple(_gpu(index) for index in range(count))
             has_problem = any(gpu.problem for gpu in listed)
-            _get_session().gpus = time.monotonic() + RETRY_AFTER_S if has_problem else float("inf"), listed
+            _get_session().gpus = time.monotonic() + limits.RETRY_AFTER_S if has_problem else float("inf"), listed
     return listed
 
 

@@ -10,12 +10,9 @@ import time
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from . import child_process, process, torch_child
+from . import child_process, limits, process, torch_child
 from . import environment as this_environment
-from .discovery_result import RETRY_AFTER_S
 from .driver_child import DriverDevice
-
-DEADLINE_S = 120.0
 
 # Whether torch loads plug-ins when it is imported.
 AUTOLOAD = "TORCH_DEVICE_BACKEND_AUTOLOAD"
@@ -58,7 +55,7 @@ def run(environment: Mapping[str, str | None] = {}, *, refresh: bool = False) ->
     key: dict[str, str | None] = {**this_environment.variables(), **environment}
     with _lock:
         entry = _result
-        if entry is None or entry[1] != key or (refresh and time.monotonic() > entry[0] + RETRY_AFTER_S):
+        if entry is None or entry[1] != key or (refresh and time.monotonic() > entry[0] + limits.RETRY_AFTER_S):
             entry = _result = time.monotonic(), key, _run_child(environment)
     return entry[2]
 
@@ -100,7 +97,7 @@ def _import_torch(environment: Mapping[str, str | None], *, package: str = "", f
     paths = [os.fspath(path) for path in sys.path]
     arguments = (json.dumps(paths), json.dumps(_site_folders()), package, function)
     program = child_process.source(torch_child)
-    return child_process.run(program, arguments, environment, subject="torch", deadline_s=DEADLINE_S)
+    return child_process.run(program, arguments, environment, subject="torch", deadline_s=limits.TORCH_DEADLINE_S)
 
 
 def _site_folders() -> list[str]:

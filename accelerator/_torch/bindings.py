@@ -10,6 +10,7 @@ import inspect
 import sys
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import torch
@@ -30,37 +31,17 @@ get_stream = _C._accelerator_getStream
 set_stream = _C._accelerator_setStream
 
 
-def _for_all(generic: str, of_cuda: str, otherwise: Callable[..., Any]) -> Callable[..., Any]:
-    """Return the binding for all accelerators. On older releases: one that calls CUDA's for CUDA, else another."""
-    binding: Callable[..., Any] | None = _binding(generic)
-    if binding is not None:
-        return binding
-
-    def call(*arguments: Any) -> Any:
-        is_cuda = process.torch_accelerator_type() == "cuda" and hasattr(_C, of_cuda)
-        return getattr(_C, of_cuda)(*arguments) if is_cuda else otherwise(*arguments)
-
-    return call
-
-
-def _exchange_index(index: int) -> int:
+def _exchange_index(of_cuda: str, index: int) -> int:
+    if process.torch_accelerator_type() == "cuda" and hasattr(_C, of_cuda):
+        return int(getattr(_C, of_cuda)(index))
     previous: int = get_index()
     set_index(index)
     return previous
 
 
-def _of_module(name: str) -> Callable[..., Any]:
-    """Return a function that calls the function of that name of the accelerator's module; it returns None without one."""
-
-    def call(*arguments: Any) -> Any:
-        function = getattr(process.torch_device_module(), name, None)
-        return function(*arguments) if function else None
-
-    return call
-
-
-exchange_index = _for_all("_accelerator_exchangeDevice", "_cuda_exchangeDevice", _exchange_index)
-restore_index = _for_all("_accelerator_maybeExchangeDevice", "_cuda_maybeExchangeDevice", _exchange_index)
+_Function = Callable[..., Any]
+exchange_index: _Function = _binding("_accelerator_exchangeDevice") or partial(_exchange_index, "_cuda_exchangeDevice")
+restore_index: _Function = _binding("_accelerator_maybeExchangeDevice") or partial(_exchange_index, "_cuda_maybeExchangeDevice")
 
 
 def _synchronize_and_restore(index: int) -> None:
@@ -73,37 +54,32 @@ def _synchronize_and_restore(index: int) -> None:
 
 synchronize = _C._accelerator_synchronizeDevice if versions.TORCH_2_14 else _synchronize_and_restore
 
-_read_statistics = _for_all("_accelerator_getDeviceStats", "_cuda_memoryStats", _of_module("memory_stats_as_nested_dict"))
-_reset_peaks = _for_all(
-    "_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats", _of_module("reset_peak_memory_stats")
-)  # fmt: skip
-_reset_accumulated = _for_all(
-    "_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats", _of_module("reset_accumulated_memory_stats")
-)
-_empty_cache = _for_all("_accelerator_emptyCache", "_cuda_emptyCache", _of_module("empty_cache"))
 
-
-def _of_allocator(binding: Callable[..., Any], name: str) -> Callable[..., Any]:
-    """Return a function that calls a binding of the allocator, or the module's function if torch knows no allocator."""
-    of_module = _of_module(name)
-
-    def call(*arguments: Any) -> Any:
+def _call_allocator(binding: _Function | None, of_cuda: str, of_module: str, *arguments: Any) -> Any:
+    """Call the allocator's binding; the function of the accelerator's module if torch has none, or knows no allocator."""
+    if binding is None and process.torch_accelerator_type() == "cuda":
+        binding = _binding(of_cuda)
+    if binding is not None:
         try:
             return binding(*arguments)
         except RuntimeError as error:
             # If torch does not know the allocator, an assertion fails.
             if "device_allocator INTERNAL ASSERT" not in str(error):
                 raise
-        return of_module(*arguments)
+    function = getattr(process.torch_device_module(), of_module, None)
+    return function(*arguments) if function else None
 
-    return call
 
-
-# The allocator's nested statistics of a device, or None.
-memory_statistics = _of_allocator(_read_statistics, "memory_stats_as_nested_dict")
-reset_peak_memory_stats = _of_allocator(_reset_peaks, "reset_peak_memory_stats")
-reset_accumulated_memory_stats = _of_allocator(_reset_accumulated, "reset_accumulated_memory_stats")
-empty_cache = _of_allocator(_empty_cache, "empty_cache")
+# The allocator's nested statistics of a device, or None; and three functions that change something.
+memory_statistics, reset_peak_memory_stats, reset_accumulated_memory_stats, empty_cache = (
+    partial(_call_allocator, _binding(generic), of_cuda, of_module)
+    for generic, of_cuda, of_module in (
+        ("_accelerator_getDeviceStats", "_cuda_memoryStats", "memory_stats_as_nested_dict"),
+        ("_accelerator_resetPeakStats", "_cuda_resetPeakMemoryStats", "reset_peak_memory_stats"),
+        ("_accelerator_resetAccumulatedStats", "_cuda_resetAccumulatedMemoryStats", "reset_accumulated_memory_stats"),
+        ("_accelerator_emptyCache", "_cuda_emptyCache", "empty_cache"),
+    )
+)
 
 empty_host_cache = _binding("_accelerator_emptyHostCache", "_host_emptyCache")
 

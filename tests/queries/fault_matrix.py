@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerator as acc
-from accelerator._machine.discovery_result import RETRY_AFTER_S
+from accelerator._machine.limits import RETRY_AFTER_S
 
 DEADLINE_S = 60
 VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER")

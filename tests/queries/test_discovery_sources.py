@@ -181,13 +181,13 @@ def test_reason_names_hanging_or_missing_probe(tmp_path: Path) -> None:
     environment["PYTHONPATH"] += os.pathsep + str(tmp_path / "stand-in")
     program = """
         import accelerator as acc
-        from accelerator._machine import driver_probe
+        from accelerator._machine import limits
         results = []
         def query():
             acc.refresh()
             results.append([acc.device_count(), acc.unavailable_reason()])
         os.environ["ACCELERATOR_SIM_INIT_DELAY"] = "cuInit:600000"
-        driver_probe.DEADLINE_S = 0.5
+        limits.DRIVER_DEADLINE_S = 0.5
         query()
         del os.environ["ACCELERATOR_SIM_INIT_DELAY"]
         executable, sys.executable = sys.executable, "/nonexistent/python"
@@ -199,7 +199,7 @@ def test_reason_names_hanging_or_missing_probe(tmp_path: Path) -> None:
         del sys.frozen
         sys.executable = "/bin/true"
         query()
-        sys.executable, driver_probe.DEADLINE_S = executable, 60.0
+        sys.executable, limits.DRIVER_DEADLINE_S = executable, 60.0
         query()
         print(json.dumps(results))
     """

@@ -193,18 +193,18 @@ def test_strict_queries_do_not_change_other_results() -> None:
 
 RECOVERS = """
     import resource, subprocess  # imported with the real clock
-    from accelerator._machine import driver_probe
+    from accelerator._machine import limits
     now = [0.0]
     time.monotonic = lambda: now[0]
     if sys.argv[1] == "deadline":
-        driver_probe.DEADLINE_S = 0.01
+        limits.DRIVER_DEADLINE_S = 0.01
     elif sys.argv[1] == "files":
         soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
         acc.device_count, acc.refresh()  # imports their modules
         held = [os.open("/dev/null", os.O_RDONLY) for _ in range(20)]
         resource.setrlimit(resource.RLIMIT_NOFILE, (held[-1] + 1 + int(sys.argv[2]), hard))
     first, reason = acc.device_count(), acc.unavailable_reason()
-    driver_probe.DEADLINE_S = 60
+    limits.DRIVER_DEADLINE_S = 60
     if sys.argv[1] == "files":
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     left = True

@@ -29,8 +29,8 @@ QUERIES = """
     import accelerator as acc
     begin = time.monotonic()
     if sys.argv[1] == "deadline":
-        from accelerator._machine import torch_probe
-        torch_probe.DEADLINE_S = 2.0
+        from accelerator._machine import limits
+        limits.TORCH_DEADLINE_S = 2.0
 
     def outcome(call):
         try:

@@ -9,7 +9,7 @@ from tests.support.discovery import evaluate_simulated, simulated_driver
 # Makes the child of a probe slow, and records the processes that are started.
 SLOW = """
     import signal, subprocess, threading, time
-    from accelerator._machine import driver_child, driver_probe
+    from accelerator._machine import driver_child, driver_probe, limits
 
     source, started, children = driver_probe._source(), threading.Event(), []
 
@@ -87,7 +87,7 @@ def test_a_child_that_misses_the_deadline_is_killed() -> None:
     program = (
         SLOW
         + """
-    driver_probe._source, driver_probe.DEADLINE_S = slow(600), 0.5
+    driver_probe._source, limits.DRIVER_DEADLINE_S = slow(600), 0.5
     result = driver_probe.run({})
     (child,) = children
     print(json.dumps([result.error, child.returncode]))

@@ -740,8 +740,8 @@ def test_op_without_a_shape_rule_raises() -> None:
         """
         import pytest
         import torch
-        from _accelerator_simulation._inside.ops import rehearsal
-        rehearsal.SHAPE_RULES.clear()
+        from _accelerator_simulation._inside.rehearsal import plans
+        plans.SHAPE_RULES.clear()
         with pytest.raises(NotImplementedError, match="aten::_logcumsumexp cannot be rehearsed: torch has no shape rule"):
             torch.logcumsumexp(torch.ones(3, device="cuda"), 0)
         """

@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves
 from ... import _settings
 from ..import_hook import after_import
 from ..ops import bindings
+from .computing import SMALL_COPY
 from .known_values import UNKNOWN, ObjectPickler, state_of, written
-from .overrides import SMALL_COPY
 
 # By op, the positions of what it writes and of what it reads. Nothing is known of a message from another rank.
 _OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from ..ops import bindings, schemas
-from .overrides import SMALL_COPY
+from .computing import SMALL_COPY
 
 _RANDOM_FILLS = (
     *("normal_", "uniform_", "random_", "random_.from", "random_.to", "bernoulli_.float", "bernoulli_.Tensor"),

@@ -8,11 +8,13 @@ from ..compiled import dynamo, library_ops, other_runtimes
 from . import (
     collectives,
     compiled_code,
+    copies,
     cpu_fills,
     distributions,
     host_values,
     known_values,
     memory_growth,
+    new_memory,
     overrides,
     recorder,
     with_peers,
@@ -24,9 +26,9 @@ def install() -> None:
     """Replace torch's kernels, and prepare this process. Imports and initializes nothing."""
     known_values.install()
     host_values.install()
-    overrides.zero_memory_of_compiled_code()
+    new_memory.zero_memory_of_compiled_code()
     extensions = (memory_growth.watched,) if _settings.read("rehearse") else ()
-    ops.install(ops.Overrides(overrides.rehearsal_override, overrides.copy_override, overrides.empty_overrides(), extensions))
+    ops.install(ops.Overrides(overrides.rehearsal_override, copies.copy_override, new_memory.empty_overrides(), extensions))
     library_ops.install(overrides.override_library_op)
     other_runtimes.install()
     dynamo.install()

@@ -410,7 +410,7 @@ def test_a_training_with_a_compiled_optimizer() -> None:
     assert_same(net.state_dict(), other.state_dict(), 1e-4)
 
 
-# torch 2.13 and 2.14 draw a mask by another function in a kernel that reduces, on a GPU too.
+# torch 2.13 and 2.14 draw a recomputed mask by another function, on a GPU too: pytorch 198333.
 _drawn_twice = pytest.mark.xfail(
     (2, 13) <= torch.__version__ < (2, 15), reason="triton_helpers.rand4x and tl.rand differ", strict=True
 )

@@ -204,18 +204,18 @@ REHEARSED = """
 import resource, sys, torch
 torch.ops.load_library(sys.argv[1])
 ops = torch.ops.acc_test
-known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
+missing_values = sys.modules["_accelerator_simulation._inside.rehearsal.missing_values"]
 x = torch.arange(4.0, device="cuda")[1:]
 assert ops.add(x, 10).tolist() == [11, 12, 13]  # small arguments compute
 assert ops.scale_(x, 2) is x and x.tolist() == [2, 4, 6] and ops.choose(x).tolist() == [2]
 assert ops.add(torch.ones(3), 1).tolist() == [2, 2, 2]
-assert not known_values.noted()
+assert not missing_values.noted()
 large = torch.empty(2**30, device="cuda")
 assert ops.add(large, 1).shape == large.shape and ops.scale_(large, 2) is large
 assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
 chosen = ops.choose(torch.empty(1000, device="cuda") + 1)
-[(op, line, count)] = known_values.noted()  # the op read on the host what was not computed
-assert (op, chosen.shape, count) == ("acc_test::choose", (2,), 1), known_values.noted()
+[(op, line, count)] = missing_values.noted()  # the op read on the host what was not computed
+assert (op, chosen.shape, count) == ("acc_test::choose", (2,), 1), missing_values.noted()
 """
 
 

@@ -52,9 +52,9 @@ for name, code in programs.items():
         exec(compile(code, "program", "exec"), names)
     except BaseException as error:
         failure = [(repr(error), None, 1)]
-    known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
-    found[name] = [*known_values.noted(), *failure]
-    known_values.forget_noted()
+    missing_values = sys.modules["_accelerator_simulation._inside.rehearsal.missing_values"]
+    found[name] = [*missing_values.noted(), *failure]
+    missing_values.forget_noted()
 print(json.dumps(found))
 """
 
@@ -369,7 +369,7 @@ def test_numbers_that_are_not_known_are_numbers() -> None:
         assert torch.full((2,), value).tolist() == [0.0, 0.0] and {value: 1}[0.0] == 1
         number = (torch.empty(1000, device="cuda") > 1).sum().item()
         assert isinstance(number, int) and type(number) is not int and isinstance(number / 2, float) and [1, 2][number] == 1
-        notes = __import__("sys").modules["_accelerator_simulation._inside.rehearsal.known_values"]
+        notes = __import__("sys").modules["_accelerator_simulation._inside.rehearsal.missing_values"]
         """,
         simulated_environment(gpus=1, compute=False),
     )
@@ -429,13 +429,13 @@ def test_ranks_tell_together(tmp_path: Path) -> None:
         overflow = torch.isinf(torch.empty(1000, device="cuda")).any().byte()
         dist.all_reduce(overflow, dist.ReduceOp.MAX)
         assert overflow.item() == 0
-        known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
-        assert known_values.noted() == [], known_values.noted()
+        missing_values = sys.modules["_accelerator_simulation._inside.rehearsal.missing_values"]
+        assert missing_values.noted() == [], missing_values.noted()
         unknown = torch.empty(1000, device="cuda").topk(2).indices
         received = new()
         dist.all_to_all_single(received, unknown)
         received.tolist()
-        assert [op for op, *_ in known_values.noted()] == ["aten::tolist"]
+        assert [op for op, *_ in missing_values.noted()] == ["aten::tolist"]
         # Nothing is known of what another rank sends.
         received = torch.zeros_like(counts)
         if rank == 0:
@@ -443,7 +443,7 @@ def test_ranks_tell_together(tmp_path: Path) -> None:
         else:
             dist.recv(received, 0)
             assert int(received[1]) == 2
-        assert [op for op, *_ in known_values.noted()] == ["aten::tolist", "aten::item"][: 1 + rank]
+        assert [op for op, *_ in missing_values.noted()] == ["aten::tolist", "aten::item"][: 1 + rank]
         dist.destroy_process_group()
         if rank == 0:
             assert os.wait()[1] == 0

@@ -19,7 +19,7 @@ import torch
 from tests.programs import in_child
 
 recorder: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.recorder")
-known_values: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.known_values")
+missing_values: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.missing_values")
 with_peers: Any = importlib.import_module("_accelerator_simulation._inside.rehearsal.with_peers")
 record: Any = importlib.import_module("_accelerator_simulation._settings.rehearsal_record")
 MIB = 2**20
@@ -67,7 +67,7 @@ def fresh(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(recorder, name, {})
     monkeypatch.setattr(recorder, "_rank_of_group", [])
     monkeypatch.setattr(recorder, "_started_at", [5.0])
-    monkeypatch.setattr(known_values, "_places", {})
+    monkeypatch.setattr(missing_values, "_places", {})
 
 
 @pytest.mark.usefixtures("fresh")
@@ -83,7 +83,7 @@ def test_a_record_has_the_figures_of_each_device(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(recorder, "write_record", lambda *arguments: written.append(arguments))
     recorder._out_of_memory[1], recorder._peaks[0] = failure, peak
     recorder._rank_of_group.append(3)
-    known_values._places["aten::item", "a.py:8 in f"] = 2
+    missing_values._places["aten::item", "a.py:8 in f"] = 2
     devices = [record.DeviceRecord(0, first, 100, None, peak), record.DeviceRecord(1, second, 101, failure, None)]
     values = [record.MissingValue("aten::item", "a.py:8 in f", 2)]
     recorder._write()
@@ -177,7 +177,7 @@ def test_what_holds_memory_is_looked_at_when_clearly_more_is_allocated(monkeypat
 @pytest.mark.usefixtures("fresh")
 def test_a_forked_child_begins_without_what_its_parent_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(recorder, "_is_started", True)
-    states = recorder._kept, recorder._out_of_memory, recorder._peaks, known_values._places
+    states = recorder._kept, recorder._out_of_memory, recorder._peaks, missing_values._places
     for state in states:
         state["of the parent"] = "a figure"
     recorder._rank_of_group.append(3)
@@ -233,11 +233,11 @@ def frame(filename: str, line: int, name: str) -> Any:
 def test_the_line_of_the_program() -> None:
     """The innermost line outside of installed packages; if there is none, outside of torch and the simulation."""
     of_torch = frame(f"{torch.__path__[0]}/functional.py", 1, "split")
-    of_simulation = frame(str(Path(known_values.__file__).parent / "dispatch.py"), 2, "run")
+    of_simulation = frame(str(Path(missing_values.__file__).parents[2] / "_pytest/server.py"), 2, "run")
     of_package = frame("/venv/lib/python3.12/site-packages/transformers/trainer.py", 3, "train")
     of_python = frame("<frozen runpy>", 4, "run_path")
     inner, outer = frame("/program/model.py", 5, "forward"), frame("/program/train.py", 6, "main")
-    line = known_values.program_line
+    line = missing_values.program_line
     assert line([of_simulation, of_torch, of_package, inner, outer, of_python]) == "/program/model.py:5 in forward"
     assert line([of_simulation, of_torch, of_package, of_torch, of_python]) == f"{of_package.f_code.co_filename}:3 in train"
     assert line([of_simulation, of_torch, of_python]) is None
@@ -245,7 +245,7 @@ def test_the_line_of_the_program() -> None:
 
 def test_the_line_of_a_backward_is_that_of_the_main_thread() -> None:
     found = list[str | None]()
-    thread = threading.Thread(target=lambda: found.append(known_values.program_line([])))
+    thread = threading.Thread(target=lambda: found.append(missing_values.program_line([])))
     thread.start()
     thread.join()
     assert found[0] is not None

@@ -108,7 +108,7 @@ def test_objects_of_any_size(backend: str, tmp_path: Path) -> None:
             else:
                 dist.recv_object_list(received, 0)
                 assert received == [large]
-        assert not sys.modules["_accelerator_simulation._inside.rehearsal.known_values"].noted()  # torch reads sizes
+        assert not sys.modules["_accelerator_simulation._inside.rehearsal.missing_values"].noted()  # torch reads sizes
         assert torch.ones(2**20, device="cuda").sum().item() == 0, "other ops do not compute"
         mask = torch.zeros(2**20 + 1, dtype=torch.bool, device="cuda")
         mask[:1].fill_(rank == 0)

@@ -229,12 +229,12 @@ def test_values_that_nobody_sends_are_not_known() -> None:
     run(
         """
         import sys
-        known_values = sys.modules["_accelerator_simulation._inside.rehearsal.known_values"]
+        missing_values = sys.modules["_accelerator_simulation._inside.rehearsal.missing_values"]
 
         def is_told(function):
-            before = sum(count for _, _, count in known_values.noted())
+            before = sum(count for _, _, count in missing_values.noted())
             function()
-            return sum(count for _, _, count in known_values.noted()) > before
+            return sum(count for _, _, count in missing_values.noted()) > before
 
         def numbers(*sizes):
             return [torch.ones(size, dtype=torch.int64, device="cuda") for size in sizes]

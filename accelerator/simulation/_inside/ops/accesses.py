@@ -38,7 +38,7 @@ _OF_PROGRAM, _OF_TORCH, _OF_LIBRARY = _numbers("race_code_owners", "RACE_OF_PROG
 _FOLDERS = {
     _TORCH + os.sep: _OF_TORCH,
     os.path.join(os.path.dirname(_TORCH), "triton", ""): _OF_TORCH,
-    os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), ""): _OF_TORCH,
+    os.path.join(os.path.abspath(f"{os.path.dirname(__file__)}/../.."), ""): _OF_TORCH,
     "<frozen ": _OF_TORCH,
     os.path.join(sysconfig.get_path("stdlib"), ""): _OF_LIBRARY,
 }

@@ -16,7 +16,8 @@ from ... import _settings
 from ..import_hook import after_import
 from ..ops import bindings
 from .computing import SMALL_COPY
-from .known_values import UNKNOWN, ObjectPickler, state_of, written
+from .known_values import UNKNOWN, state_of, written
+from .unknown_numbers import ObjectPickler
 
 # By op, the positions of what it writes and of what it reads. Nothing is known of a message from another rank.
 _OUT_OF_PLACE: dict[str, tuple[int, int | None]] = {

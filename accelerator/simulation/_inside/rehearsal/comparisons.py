@@ -13,7 +13,8 @@ import torch
 
 from ..ops import runtime
 from ..ops.aliases import cpu_alias
-from .known_values import KNOWN, NOT_NEGATIVE, UNKNOWN, is_decided_by_sign, state_of
+from .known_values import KNOWN, NOT_NEGATIVE, UNKNOWN, state_of
+from .unknown_numbers import is_decided_by_sign
 
 _FINITE_CHECKS = frozenset(("isfinite", "isinf", "isnan", "isneginf", "isposinf"))
 

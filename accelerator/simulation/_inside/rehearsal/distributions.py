@@ -8,7 +8,7 @@ from types import ModuleType
 from typing import Any
 
 from ..import_hook import after_import
-from .known_values import validating
+from .missing_values import validating
 
 
 def install() -> None:

@@ -13,7 +13,8 @@ import torch
 from ..ops import bindings, schemas
 from ..ops.op import SCALARS, as_tensor
 from .comparisons import has_one_answer
-from .known_values import COUNT, KNOWN, NOT_NEGATIVE, UNKNOWN, call_at_first_copy, copied_to_host, note, state_of
+from .known_values import COUNT, KNOWN, NOT_NEGATIVE, UNKNOWN, call_at_first_copy, copied_to_host, state_of
+from .missing_values import note
 
 _FOLLOWED = (
     *("eq", "ne", "lt", "le", "gt", "ge", "logical_and", "logical_or", "logical_not", "bitwise_and", "bitwise_or"),

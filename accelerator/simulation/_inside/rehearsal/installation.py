@@ -11,8 +11,8 @@ from . import (
     copies,
     cpu_fills,
     distributions,
+    host_reads,
     host_values,
-    known_values,
     memory_growth,
     new_memory,
     overrides,
@@ -24,7 +24,7 @@ from . import (
 
 def install() -> None:
     """Replace torch's kernels, and prepare this process. Imports and initializes nothing."""
-    known_values.install()
+    host_reads.install()
     host_values.install()
     new_memory.zero_memory_of_compiled_code()
     extensions = (memory_growth.watched,) if _settings.read("rehearse") else ()

@@ -18,7 +18,7 @@ import torch
 
 from ..._settings import LIMITS
 from .distributed import replace
-from .known_values import ObjectPickler
+from .unknown_numbers import ObjectPickler
 
 
 def install(c10d: ModuleType) -> None:

@@ -25,7 +25,8 @@ from ..ops.op import Op
 from .comparisons import has_one_answer, is_result_not_negative
 from .computing import SMALL_COPY, Tensor, are_integers, are_small, computing_threads, has_fractions, is_small
 from .copies import CPU_KEY
-from .known_values import KNOWN, NOT_NEGATIVE, UNKNOWN, allocated, note, noting_copies, state_of, written
+from .known_values import KNOWN, NOT_NEGATIVE, UNKNOWN, allocated, state_of, written
+from .missing_values import note, noting_copies
 from .new_memory import allocate, fill
 from .plans import Plan, describe, make_plan
 from .refusals import check_indices, has_indices

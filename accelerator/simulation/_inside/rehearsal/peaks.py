@@ -10,7 +10,7 @@ from torch._subclasses.fake_tensor import FakeTensor
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from ..._settings.rehearsal_record import CATEGORIES, Peak
-from .known_values import is_outside_of_torch
+from .missing_values import is_outside_of_torch
 
 _MOST_LINES = 5  # of the program, in the report and its JSON
 _MODULE, _AUTOGRAD, _OPTIMIZERS = (f"{torch.__path__[0]}/{part}" for part in ("nn/modules/module.py", "autograd/", "optim/"))

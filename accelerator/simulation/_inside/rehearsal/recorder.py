@@ -37,7 +37,7 @@ from ..import_hook import after_import
 from ..ops import bindings
 from . import history, memory_growth
 from .distributed import replace
-from .known_values import forget_noted, frames_from, noted, program_line
+from .missing_values import forget_noted, frames_from, noted, program_line
 from .peaks import held_memory, known_addresses
 
 _INTERVAL_S = 1.0

@@ -16,7 +16,7 @@ from typing import Any
 from ..import_hook import after_import
 from .computing import all_computed
 from .distributed import replace
-from .known_values import without_notes
+from .missing_values import without_notes
 
 _OF_OBJECTS = (
     *("all_gather_object", "gather_object", "broadcast_object_list", "scatter_object_list", "send_object_list"),

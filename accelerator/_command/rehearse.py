@@ -11,7 +11,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ..simulation import _settings, environment
 from ..simulation._outside.processes import run
@@ -65,45 +65,61 @@ def main(argv: list[str]) -> int:
         return int(stop.code or 0)
     if options.capability is None:
         report_unknown_names("rehearse", options.name or ())
-    entries: list[rehearse_report.Entry] = []
-    found: list[rehearsal_record.Rank] = []
-    status, problem = 0, ""
     with contextlib.ExitStack() as stack:
         try:
             folder = stack.enter_context(state_folder())
+            runs = [_rehearse(rank, folder, parser.prog, command, options, machine) for rank in ranks]
+        except (ValueError, OSError) as error:
+            return report_error("rehearse", str(error))
         except RuntimeError as error:
             return report_error("rehearse", f"cannot simulate GPUs: {error}")
-        for rank in ranks:
-            reports = folder / f"reports-{rank}"
-            reports.mkdir()
-            try:
-                base = {**os.environ, **_world(options, rank)}
-                child = environment(**machine, compute=False, state=folder / f"rehearsed-{rank}", base=base)
-                _prepare(options, child, reports, is_alone=rank is not None)
-            except (ValueError, OSError) as error:
-                return report_error("rehearse", str(error))
-            except RuntimeError as error:
-                return report_error("rehearse", f"cannot simulate GPUs: {error}")
-            with _Progress(rank, reports):
-                ended = run(parser.prog, command, child)
-            status = status or ended
-            # Processes that go on find their folder gone, and so write nothing while this one reads it and removes it.
-            of_run = rehearsal_record.read_ranks(reports.rename(folder / f"read-{rank}"))
-            entries += rehearse_report.entries_of(of_run, ended)
-            found += of_run
-            problem = problem or _read_problem(folder / f"rehearsed-{rank}")
-        values = rehearse_report.values_of(found)
-        if entries or not problem:
-            sys.stderr.write(rehearse_report.format_table(entries, values))
-        if problem:
-            failure = report_error("rehearse", problem)
-            status = status or failure
-        try:
-            _write_files(options, found, entries, values)
-        except OSError as error:
-            failure = report_error("rehearse", str(error))
-            status = status or failure
-    return status
+        return _report(runs, options)
+
+
+class _Run(NamedTuple):
+    """What one run of the command has left: its status, the figures of its ranks, and why the kernels are missing, if so."""
+
+    status: int
+    ranks: list[rehearsal_record.Rank]
+    problem: str
+
+
+def _rehearse(
+    rank: int | None, folder: Path, caller: str, command: list[str], options: argparse.Namespace, machine: dict[str, Any]
+) -> _Run:
+    """Run the command, as one rank alone or as all of them.
+
+    Raises:
+        ValueError, OSError, RuntimeError: the run cannot be prepared.
+    """
+    reports = folder / f"reports-{rank}"
+    reports.mkdir()
+    base = {**os.environ, **_world(options, rank)}
+    child = environment(**machine, compute=False, state=folder / f"rehearsed-{rank}", base=base)
+    _prepare(options, child, reports, is_alone=rank is not None)
+    with _Progress(rank, reports):
+        status = run(caller, command, child)
+    # Processes that go on find their folder gone, and so write nothing while this one reads it and removes it.
+    found = rehearsal_record.read_ranks(reports.rename(folder / f"read-{rank}"))
+    return _Run(status, found, _read_problem(folder / f"rehearsed-{rank}"))
+
+
+def _report(runs: list[_Run], options: argparse.Namespace) -> int:
+    """Print the table, write the files, and return the first status that is not 0."""
+    entries = [entry for each in runs for entry in rehearse_report.entries_of(each.ranks, each.status)]
+    found = [rank for each in runs for rank in each.ranks]
+    statuses = [each.status for each in runs]
+    problem = next((each.problem for each in runs if each.problem), "")
+    values = rehearse_report.values_of(found)
+    if entries or not problem:
+        sys.stderr.write(rehearse_report.format_table(entries, values))
+    if problem:
+        statuses.append(report_error("rehearse", problem))
+    try:
+        _write_files(options, found, entries, values)
+    except OSError as error:
+        statuses.append(report_error("rehearse", str(error)))
+    return next(filter(None, statuses), 0)
 
 
 def _write_files(

@@ -300,15 +300,23 @@ class Call:
             for source, result, count in zip(op.results, meta_results, op.result_elements(args, kwargs), strict=True)
             if source is None
         ]
-        targets = [_cpu_aliases(result) for result in new_results]
-
         # As on a GPU, the graph does not keep its arguments' memory allocated: a later op of the capture may reuse it.
-        compute: Callable[..., Any] = call.compute
-        if call.narrow_dtype is not None:
-            compute, cpu_args, cpu_kwargs = call._compute_widened, _unowned(args), _unowned(kwargs)
-        call.written, call.out_tensors = [], []
         addresses = _device_addresses([*args, *kwargs.values()])
-        device = self.device
+        if call.narrow_dtype is not None:
+            cpu_args, cpu_kwargs = _unowned(args), _unowned(kwargs)
+        call.written, call.out_tensors = [], []
+        targets = [_cpu_aliases(result) for result in new_results]
+        capture.put_on_stream(self.device, call._replaying(self.device, cpu_args, cpu_kwargs, addresses, targets))
+        arguments = op.bind(args, kwargs)
+        remaining = iter(new_results)
+        results = [next(remaining) if source is None else arguments[source] for source in op.results]
+        return None if not results else results[0] if len(results) == 1 else tuple(results)
+
+    def _replaying(
+        self, device: torch.device, cpu_args: Any, cpu_kwargs: Any, addresses: list[int], targets: list[Any]
+    ) -> Callable[[], None]:
+        """Return a function that computes the op at each replay, into the memory of its results."""
+        op, compute = self.op, self.compute if self.narrow_dtype is None else self._compute_widened
 
         def replay() -> None:
             capture.raise_if_freed(addresses, op.name)
@@ -324,11 +332,7 @@ class Call:
             for target, value in zip(targets, new_values, strict=True):
                 _copy_into(target, value)
 
-        capture.put_on_stream(self.device, replay)
-        arguments = op.bind(args, kwargs)
-        remaining = iter(new_results)
-        results = [next(remaining) if source is None else arguments[source] for source in op.results]
-        return None if not results else results[0] if len(results) == 1 else tuple(results)
+        return replay
 
 
 def tensors_in(values: Any) -> list[torch.Tensor]:

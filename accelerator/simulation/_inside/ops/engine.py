@@ -224,45 +224,25 @@ class Engine:
 
 def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[torch.dtype], int]) -> _Rules | None:
     """Return what the engine needs to know about an op, or None if Python handles all its calls."""
-    is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
-    draws = op.is_random and op.has_generator and not op.is_decomposed
-    is_composed = op.name in _COMPOSED_BY_ENGINE
-    if not op.is_dense or is_scaled or op.short_name in _WAIT_SOMETIMES or (op.is_random and not draws and not is_composed):
-        return None
-    if op.wait_condition is not None or op.name == SPLITS or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY:
+    if _is_left_to_python(op):
         return None
     calls_without_memory = WITHOUT_MEMORY.get(op.name)
-    need = NEEDS.get(op.name)
     if op.name in KERNEL_MEMORY and calls_without_memory is None and op.name not in COPIES_OF_RESULT:
         calls_without_memory = FewElements(_first_tensor(op.name), -1)  # no calls
-    if op.is_decomposed and need is None and not is_composed:
-        return None
+    need = NEEDS.get(op.name)
     if need is None:
         flag = calls_without_memory.flag if calls_without_memory is not None else "sparse"
         need = Need(flag=flag) if flag in op.names else Need()
     selecting_argument = need.flag or need.dtype_argument
     reduces = op.name in REDUCTIONS.keys() - ALWAYS_TAKE_MEMORY and "dim" in op.names and not op.out
     dtypes = {*op.dtype_rules.refused, *op.dtype_rules.widened, *checked_dtypes(op.name), *need.dtypes, WITHOUT_KERNELS}
-    flags = _Flags(
-        HAS_ALERT=has_alert(op.short_name),
-        HAS_WORKSPACE=has_workspace(op.short_name),
-        READS_INDICES=op.is_indexing,
-        COPIES=op.is_copy,
-        CLEARS=op.name == "aten::zero_",
-        DRAWS=draws,
-        WAITS=op.is_data_dependent and not op.is_indexing,
-        NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
-        COUNTS_VERSIONS=counts_versions(op.name),
-        KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
-        COPIES_RESULT=op.name in COPIES_OF_RESULT,
-    )
     return _Rules(
         python_dtypes=sum(1 << scalar_type(dtype) for dtype in dtypes if dtype is not None),
         host_arguments=_positions(op, op.host_arguments),
         host_scalars=_positions(op, op.host_scalars),
         out_arguments=_positions(op, op.out),
         state_arguments=_positions(op, op.state),
-        flags=sum_flags(flags),
+        flags=sum_flags(_flags(op, need)),
         selecting_argument=op.names.index(selecting_argument) if selecting_argument else -1,
         python_value=bool(need.flag) and need.flag_value,
         counted_argument=-1 if calls_without_memory is None else op.names.index(calls_without_memory.argument),
@@ -270,6 +250,39 @@ def _rules(op: Op, sum_flags: Callable[[_Flags], int], scalar_type: Callable[[to
         counting_flag=op.names.index(only_if) if (only_if := calls_without_memory and calls_without_memory.only_if) else -1,
         dims_argument=op.names.index("dim") if reduces else -1,
         dtype_argument=op.names.index("dtype") if reduces and "dtype" in op.names else -1,
+    )
+
+
+def _draws(op: Op) -> bool:
+    return op.is_random and op.has_generator and not op.is_decomposed
+
+
+def _is_left_to_python(op: Op) -> bool:
+    """Return whether Python handles all calls of an op."""
+    is_composed = op.name in _COMPOSED_BY_ENGINE
+    is_scaled = op.short_name.startswith(_SCALED) or any(part in op.name for part in _PARTS)
+    return (
+        (not op.is_dense or is_scaled or op.name == SPLITS)
+        or (op.short_name in _WAIT_SOMETIMES or op.wait_condition is not None)
+        or (op.is_random and not _draws(op) and not is_composed)
+        or op.name in RESULT_MEMORY.keys() - CPU_HAS_RESULT_MEMORY
+        or (op.is_decomposed and op.name not in NEEDS and not is_composed)
+    )
+
+
+def _flags(op: Op, need: Need) -> _Flags:
+    return _Flags(
+        HAS_ALERT=has_alert(op.short_name),
+        HAS_WORKSPACE=has_workspace(op.short_name),
+        READS_INDICES=op.is_indexing,
+        COPIES=op.is_copy,
+        CLEARS=op.name == "aten::zero_",
+        DRAWS=_draws(op),
+        WAITS=op.is_data_dependent and not op.is_indexing,
+        NEEDS_INPUT_DTYPE=bool(need.dtype_argument),
+        COUNTS_VERSIONS=counts_versions(op.name),
+        KEEPS_STORAGE=op.name in CPU_HAS_RESULT_MEMORY,
+        COPIES_RESULT=op.name in COPIES_OF_RESULT,
     )
 
 

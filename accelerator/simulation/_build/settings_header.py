@@ -7,7 +7,7 @@ from .._settings import LIBRARIES_FOLDER, LIMITS, PREFIX, SETTINGS
 HEADER_NAME = "interface/settings.h"
 """The path of the file below the folder into which a build copies the sources."""
 
-_PYTHON = frozenset(("kernels", "python"))
+_PYTHON = frozenset(("inside", "outside"))
 
 
 def header() -> bytes:

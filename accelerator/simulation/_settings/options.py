@@ -79,8 +79,8 @@ class Setting(NamedTuple):
         is_of_a_run: Whether it describes a run of a machine and not the machine.
         simulate: The option of ``simulate``, or None.
         rehearse: The option of ``rehearse``, or None.
-        readers: What reads its variable, if it has one: libraries by name; "kernels" is Python that torch loads in simulated
-            processes, "python" is the other Python of this package.
+        readers: What reads its variable, if it has one: libraries by name; "inside" is Python of a simulated process
+            (`_inside`), "outside" is the other Python of this package.
         variable_name: The name of the variable without `PREFIX`, if that is not the name of the setting in upper case.
         fallback: What libraries assume if the variable is unset (``SETTING_X_DEFAULT`` in C); None if that is the text of the
             default.
@@ -126,7 +126,7 @@ PARAMETERS = (
         "gpus",
         Count("GPUs", 0, LIMITS["GPUS"]),
         default=1,
-        readers=(*_CONFIG, "libcudart", "python"),
+        readers=(*_CONFIG, "libcudart", "outside"),
         simulate=Option("number of GPUs, 0 included (default: 1)", "N"),
         rehearse=Option("number of GPUs of a node (default: 1)", "N"),
     ),
@@ -156,7 +156,7 @@ PARAMETERS = (
         "capability",
         PerGpu(ComputeCapability()),
         variable_name="CAPABILITIES",
-        readers=(*_CONFIG, "kernels"),
+        readers=(*_CONFIG, "inside"),
         fallback="9.0",
         simulate=Option("compute capability of a GPU (default: that of --name, else 9.0)", "X.Y", is_repeated=True),
         rehearse=Option("compute capability of the GPUs (default: that of --name, else 9.0)", "X.Y"),
@@ -219,12 +219,12 @@ PARAMETERS = (
     ),
     Setting("errors", InjectedErrors(LIMITS["ERRORS"]), readers=_CONFIG),
     Setting("log", OutputFile(), readers=_CONFIG),
-    Setting("state", OutputFile(), is_of_a_run=True, readers=(*_CONFIG, "libnccl", "kernels")),
+    Setting("state", OutputFile(), is_of_a_run=True, readers=(*_CONFIG, "libnccl", "inside")),
     Setting(
         "compute",
         Flag(option_gives=False),
         default=True,
-        readers=("libcudart", "libnccl", "libaccelerator-cublas", "kernels", "python"),
+        readers=("libcudart", "libnccl", "libaccelerator-cublas", "inside", "outside"),
         fallback="0",
         is_read_early=True,
         simulate=Option("ops allocate their results and compute nothing"),
@@ -247,7 +247,7 @@ PARAMETERS = (
         "triton",
         Flag(option_gives=False),
         default=True,
-        readers=("kernels", "python"),
+        readers=("inside", "outside"),
         is_read_early=True,
         simulate=Option("launching a Triton kernel fails"),
     ),
@@ -255,14 +255,14 @@ PARAMETERS = (
         "tune",
         Flag(option_gives=True, is_unset_if_false=True),
         default=False,
-        readers=("kernels",),
+        readers=("inside",),
         is_read_early=True,
         simulate=Option("triton.autotune and torch.compile time all configurations, and do not take the first that compiles"),
     ),
     Setting(
         "races",
         Choice("report", "raise", is_optional=True),
-        readers=("libcudart", "python"),
+        readers=("libcudart", "outside"),
         is_read_early=True,
         simulate=Option(
             "report accesses to the same memory that nothing orders; raise: the second op also raises RuntimeError"
@@ -323,14 +323,14 @@ _OPTIONS = (
     Setting(
         "snapshot",
         ValueType(),
-        readers=("kernels",),
+        readers=("inside",),
         is_read_early=True,
         rehearse=Option("write torch's memory snapshots, one file a rank, for https://pytorch.org/memory_viz", "DIR"),
     ),
     Setting(
         "plot",
         ValueType(),
-        readers=("kernels",),
+        readers=("inside",),
         is_read_early=True,
         rehearse=Option("draw the memory over the run, by what holds it", "FILE.svg"),
     ),
@@ -341,16 +341,16 @@ _VARIABLES = (
     # What the driver of each GPU reserves of its memory, in bytes.
     Setting("reserves", ValueType(), readers=_CONFIG, fallback="0"),
     # The number of a node of a cluster.
-    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "libaccelerator-hosts", "kernels", "python"), fallback="0"),
+    Setting("node", ValueType(), readers=(*_CONFIG, "libcudart", "libaccelerator-hosts", "inside", "outside"), fallback="0"),
     # The folder to which the processes of a rehearsal write their figures.
-    Setting("rehearse", ValueType(), readers=(*_CONFIG, "kernels"), is_read_early=True, fallback=""),
+    Setting("rehearse", ValueType(), readers=(*_CONFIG, "inside"), is_read_early=True, fallback=""),
     # "1" if no other rank of the world runs.
-    Setting("without_peers", ValueType(), readers=("libnccl", "kernels"), is_read_early=True),
+    Setting("without_peers", ValueType(), readers=("libnccl", "inside"), is_read_early=True),
     # The tokens of the runs that a process belongs to, and "1" if the problem of its kernels was told.
-    Setting("run", ValueType(), readers=("kernels",)),
-    Setting("told", ValueType(), readers=("kernels",)),
+    Setting("run", ValueType(), readers=("inside",)),
+    Setting("told", ValueType(), readers=("inside",)),
     # The file of the races of all processes, and the test that a process belongs to.
-    Setting("race_file", ValueType(), readers=("libcudart", "python")),
+    Setting("race_file", ValueType(), readers=("libcudart", "outside")),
     Setting("race_test", ValueType(), readers=("libcudart",)),
     # Milliseconds that functions take to initialize, such as "cuInit:300,nvmlInit:50", for tests.
     Setting("init_delay", ValueType(), readers=_CONFIG, fallback=""),
@@ -360,8 +360,8 @@ _VARIABLES = (
     # Variables that users set.
     Setting("kernel_timeout", ValueType(), readers=("libcudart",), is_set_by_user=True, fallback="60"),
     Setting("nccl_timeout", ValueType(), readers=("libnccl",), is_set_by_user=True, fallback="600"),
-    Setting("own_kernels", ValueType(), readers=("kernels",), is_read_early=True, is_set_by_user=True),
-    Setting("libraries", ValueType(), readers=("kernels", "python"), is_set_by_user=True),
+    Setting("own_kernels", ValueType(), readers=("inside",), is_read_early=True, is_set_by_user=True),
+    Setting("libraries", ValueType(), readers=("inside", "outside"), is_set_by_user=True),
 )
 SETTINGS = (*PARAMETERS, *_OPTIONS, *_VARIABLES)
 

@@ -145,7 +145,7 @@ def read_by_libraries() -> dict[str, set[str]]:
 def test_readers_among_the_libraries_are_named() -> None:
     found = read_by_libraries()
     assert found["NCCL_TIMEOUT"] == {"libnccl"}
-    in_table = {setting.variable: {*setting.readers} - {"kernels", "python"} for setting in SETTINGS if setting.variable}
+    in_table = {setting.variable: {*setting.readers} - {"inside", "outside"} for setting in SETTINGS if setting.variable}
     assert {name: found.get(name, set()) for name in in_table} == in_table
 
 
@@ -179,13 +179,13 @@ def test_variables_are_named_in_the_table_alone() -> None:
 def test_readers_in_python_are_named() -> None:
     found: dict[str, set[str]] = {}
     for path, tree in modules():
-        reader = "kernels" if path.parts[1:2] == ("_inside",) else "python"
+        reader = "inside" if path.parts[1:2] == ("_inside",) else "outside"
         for node in ast.walk(tree):
             if isinstance(node, ast.Call) and node.args and isinstance(node.args[0], ast.Constant):
                 called = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
                 if called in ("read", "_read") and isinstance(node.args[0].value, str):
                     found.setdefault(_settings.find(node.args[0].value).name, set()).add(reader)
-    in_table = {setting.name: {*setting.readers} & {"kernels", "python"} for setting in SETTINGS}
+    in_table = {setting.name: {*setting.readers} & {"inside", "outside"} for setting in SETTINGS}
     assert {name: readers for name, readers in in_table.items() if readers} == found
 
 

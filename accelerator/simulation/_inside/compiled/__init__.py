@@ -6,6 +6,6 @@ those of `ops`.
 
 from __future__ import annotations
 
-from .installation import install
+from .install import install
 
 __all__ = ["install"]

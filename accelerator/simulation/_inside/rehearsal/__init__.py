@@ -5,6 +5,6 @@ Processes on a simulated machine load this package as they load `ops`. It uses `
 
 from __future__ import annotations
 
-from .installation import install
+from .install import install
 
 __all__ = ["install"]

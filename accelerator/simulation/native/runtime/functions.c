@@ -16,27 +16,27 @@ _Static_assert(sizeof(struct function_attributes) == 144, "as in CUDA's ABI");
 
 enum { LAST = 8 }; /* of the attributes as the driver numbers them, that the runtime has */
 
-struct translated *find_registered(const void *function, const struct sim_device *device)
+struct ptx_kernel *find_registered(const void *function, const struct sim_device *device)
 {
     const char *name;
     struct image *image = retain_kernel_image(function, &name);
-    struct translated *kernel = image && image->data ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    struct ptx_kernel *kernel = image && image->data ? find_ptx_kernel(image, name, device->major * 10 + device->minor) : NULL;
     if (image && !kernel)
         image_release(image);
     return kernel;
 }
 
 /* Returns the kernel if it runs, or NULL. */
-static struct translated *find_running(const void *function, const struct sim_device *device)
+static struct ptx_kernel *find_running(const void *function, const struct sim_device *device)
 {
-    struct translated *kernel = computes() ? find_registered(function, device) : NULL;
+    struct ptx_kernel *kernel = computes() ? find_registered(function, device) : NULL;
     const bool runs = kernel && translate(kernel) == SUCCESS;
     if (kernel && !runs)
         image_release(kernel->program->image);
     return runs ? kernel : NULL;
 }
 
-static void release(const struct translated *kernel)
+static void release(const struct ptx_kernel *kernel)
 {
     if (kernel)
         image_release(kernel->program->image);
@@ -48,7 +48,7 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!attributes || !function)
         return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
-    const struct translated *kernel = find_running(function, device);
+    const struct ptx_kernel *kernel = find_running(function, device);
     int values[LAST + 1];
     for (int i = 0; i <= LAST; i++)
         read_attribute(kernel, device, i, &values[i]);
@@ -73,7 +73,7 @@ EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int
     RETURN_IF_ERROR(enter_context(__func__, &device));
     if (!function)
         return fail(ERROR_INVALID_DEVICE_FUNCTION);
-    struct translated *kernel = find_running(function, device);
+    struct ptx_kernel *kernel = find_running(function, device);
     const cudaError_t error = set_attribute(kernel, device, attribute, value);
     release(kernel);
     return finish(error);
@@ -111,7 +111,7 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
     (void)flags;
     if (!blocks || !function || block_size <= 0)
         return fail(ERROR_INVALID_VALUE);
-    const struct translated *kernel = find_running(function, device);
+    const struct ptx_kernel *kernel = find_running(function, device);
     *blocks = resident_blocks(device, kernel, (uint64_t)block_size, shared_memory);
     release(kernel);
     return SUCCESS;

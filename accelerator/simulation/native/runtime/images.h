@@ -21,8 +21,8 @@ struct part {
 };
 
 /* A kernel of a program. */
-struct translated {
-    struct translated *next;
+struct ptx_kernel {
+    struct ptx_kernel *next;
     struct program *program;
     char *name, *readable; /* the second one without mangling, once it is needed */
     pthread_mutex_t lock; /* held while it is translated */
@@ -50,7 +50,7 @@ struct program {
     bool is_damaged, is_code; /* it has machine code */
     uint64_t key[2];
     pthread_mutex_t lock; /* guards what follows */
-    struct translated *kernels;
+    struct ptx_kernel *kernels;
     bool has_table;
     char *table_problem;
     void *table_library;
@@ -83,28 +83,28 @@ void add_to_key(uint64_t key[2], const void *data, size_t size);
 void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final);
 
 /* ptx_kernels.c */
-struct translated *find_translated(struct image *image, const char *name, int architecture); /* NULL without memory */
-cudaError_t translate(struct translated *kernel); /* ERROR_NOT_SUPPORTED with a problem */
+struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, int architecture); /* NULL without memory */
+cudaError_t translate(struct ptx_kernel *kernel); /* ERROR_NOT_SUPPORTED with a problem */
 /* Finds a variable of an image on a device, and allocates it. Returns ERROR_NOT_FOUND if the PTX has none of this name, and
  * ERROR_NOT_SUPPORTED if there is no PTX that says so. */
 cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size);
 
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
+cudaError_t launch_ptx_kernel(struct stream *stream, struct ptx_kernel *kernel, const struct sim_launch *shape,
                               void **arguments);
 /* Says once of a kernel how a launch was configured that fails: CUDA's error names neither. */
-void report_launch(struct translated *kernel, const struct sim_launch *shape, cudaError_t error);
+void report_launch(struct ptx_kernel *kernel, const struct sim_launch *shape, cudaError_t error);
 size_t largest_shared_memory(const struct sim_device *device); /* of a block, if its kernel asks for it */
-int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared);
+int resident_blocks(const struct sim_device *device, const struct ptx_kernel *kernel, uint64_t threads, size_t dynamic_shared);
 
 /* ptx_kernels.c: attributes as the driver numbers them, of a kernel that runs; NULL for one that does not */
-cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value);
-cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value);
+cudaError_t read_attribute(const struct ptx_kernel *kernel, const struct sim_device *device, int attribute, int *value);
+cudaError_t set_attribute(struct ptx_kernel *kernel, const struct sim_device *device, int attribute, int value);
 
 /* registration.c. Finds the image of a kernel by its host function, or NULL. The caller releases it. */
 struct image *retain_kernel_image(const void *function, const char **name);
 
 /* functions.c. Finds a kernel of the program, or NULL. The caller releases its image. */
-struct translated *find_registered(const void *function, const struct sim_device *device);
+struct ptx_kernel *find_registered(const void *function, const struct sim_device *device);
 
 /* ptx_check.c. Returns what CUDA's compiler would of a text, and writes why it is wrong into the log. */
 cudaError_t check_ptx(const char *text, size_t size, char *log, size_t log_size);

@@ -47,7 +47,7 @@ static cudaError_t do_nothing(struct stream *stream, const struct work *work)
 
 static const struct work_type no_kernel = {.node = "KERNEL", .run = do_nothing};
 
-static struct work work_of(const struct simulated_kernel *kernel, void **arguments)
+static struct work work_of(const struct torch_kernel *kernel, void **arguments)
 {
     struct work work = {.type = &no_kernel};
     if (!kernel)
@@ -82,8 +82,8 @@ static cudaError_t launch_from_ptx(const void *function, struct stream *stream, 
                                    void **arguments)
 {
     const char *reason = refusal_of_launch(shape->has_clusters);
-    struct translated *kernel = find_registered(function, &driver->devices[stream->device]);
-    cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_translated(stream, kernel, shape, arguments);
+    struct ptx_kernel *kernel = find_registered(function, &driver->devices[stream->device]);
+    cudaError_t error = reason || !kernel ? ERROR_NOT_SUPPORTED : launch_ptx_kernel(stream, kernel, shape, arguments);
     if (error == ERROR_NOT_SUPPORTED)
         error = refuse_kernel(function, is_torchs(function) || !kernel ? NULL : reason ? reason : kernel->problem);
     if (kernel)
@@ -101,9 +101,9 @@ static cudaError_t launch(const void *function, const struct sim_launch *shape, 
         return ERROR_INVALID_HANDLE;
     if (!function)
         return ERROR_INVALID_DEVICE_FUNCTION;
-    const struct simulated_kernel *kernel = find_simulated_kernel(function);
+    const struct torch_kernel *kernel = find_torch_kernel(function);
     if (!is_valid_shape(shape)) {
-        struct translated *from_ptx = !kernel && computes() ? find_registered(function, device) : NULL;
+        struct ptx_kernel *from_ptx = !kernel && computes() ? find_registered(function, device) : NULL;
         if (from_ptx) {
             report_launch(from_ptx, shape, ERROR_INVALID_CONFIGURATION);
             image_release(from_ptx->program->image);

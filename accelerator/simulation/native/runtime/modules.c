@@ -127,7 +127,7 @@ static cudaError_t check_kernel(struct image *image, const struct sim_device *de
     }
     if (!is_compressed || !computes())
         return is_compressed ? SUCCESS : ERROR_NOT_FOUND;
-    struct translated *kernel = find_translated(image, name, program->architecture);
+    struct ptx_kernel *kernel = find_ptx_kernel(image, name, program->architecture);
     const bool is_missing = kernel && translate(kernel) != SUCCESS && strstr(kernel->problem, ": no kernel ");
     return is_missing ? ERROR_NOT_FOUND : SUCCESS;
 }
@@ -171,12 +171,12 @@ cudaError_t find_global(void *handle, const char *name, void **address, size_t *
 }
 
 /* Finds the kernel that a handle means on the current device. The caller releases its image. */
-static cudaError_t find_kernel(void *handle, struct translated **kernel)
+static cudaError_t find_kernel(void *handle, struct ptx_kernel **kernel)
 {
     const struct sim_device *device = driver->current();
     const char *name;
     struct image *image = retain_image(handle, &name);
-    *kernel = image ? find_translated(image, name, device->major * 10 + device->minor) : NULL;
+    *kernel = image ? find_ptx_kernel(image, name, device->major * 10 + device->minor) : NULL;
     if (image && !*kernel)
         image_release(image);
     return *kernel ? SUCCESS : image ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_HANDLE;
@@ -201,7 +201,7 @@ static cudaError_t point_into(const struct sim_parameter_buffer *buffer, const s
     return SUCCESS;
 }
 
-static cudaError_t launch_kernel(struct translated *kernel, const struct sim_launch *launch, struct stream *stream,
+static cudaError_t launch_kernel(struct ptx_kernel *kernel, const struct sim_launch *launch, struct stream *stream,
                                  void **parameters, const struct sim_parameter_buffer *buffer)
 {
     const char *reason = refusal_of_launch(launch->has_clusters);
@@ -212,7 +212,7 @@ static cudaError_t launch_kernel(struct translated *kernel, const struct sim_lau
     else if (error == SUCCESS && kernel->facts.parameter_count && !parameters)
         error = ERROR_INVALID_VALUE;
     if (error == SUCCESS)
-        error = launch_translated(stream, kernel, launch, buffer ? pointers : parameters);
+        error = launch_ptx_kernel(stream, kernel, launch, buffer ? pointers : parameters);
     free(pointers);
     if (error != ERROR_NOT_SUPPORTED)
         return error;
@@ -225,7 +225,7 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
                             const struct sim_parameter_buffer *buffer)
 {
     struct stream *stream = find_stream(stream_handle, driver->current());
-    struct translated *kernel;
+    struct ptx_kernel *kernel;
     if (!stream || !is_function(handle))
         return ERROR_INVALID_HANDLE;
     if (!computes())
@@ -237,7 +237,7 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
 }
 
 /* Finds a kernel as find_kernel() does, or sets it to NULL if it does not run. */
-static cudaError_t find_running_kernel(void *handle, struct translated **kernel)
+static cudaError_t find_running_kernel(void *handle, struct ptx_kernel **kernel)
 {
     *kernel = NULL;
     if (!computes())
@@ -252,7 +252,7 @@ static cudaError_t find_running_kernel(void *handle, struct translated **kernel)
 
 cudaError_t function_attribute(void *handle, int attribute, int *value)
 {
-    struct translated *kernel;
+    struct ptx_kernel *kernel;
     RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
     const cudaError_t error = read_attribute(kernel, driver->current(), attribute, value);
     if (kernel)
@@ -262,7 +262,7 @@ cudaError_t function_attribute(void *handle, int attribute, int *value)
 
 cudaError_t set_function_attribute(void *handle, int attribute, int value)
 {
-    struct translated *kernel;
+    struct ptx_kernel *kernel;
     RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
     const cudaError_t error = set_attribute(kernel, driver->current(), attribute, value);
     if (kernel)
@@ -272,7 +272,7 @@ cudaError_t set_function_attribute(void *handle, int attribute, int value)
 
 cudaError_t function_occupancy(void *handle, int threads, size_t dynamic_shared, int *blocks)
 {
-    struct translated *kernel;
+    struct ptx_kernel *kernel;
     RETURN_IF_ERROR(find_running_kernel(handle, &kernel));
     *blocks = resident_blocks(driver->current(), kernel, (uint64_t)threads, dynamic_shared);
     if (kernel)

@@ -35,7 +35,7 @@ static void free_variables(struct program *program)
 /* Nothing runs any more. Race detection keeps the names of kernels. */
 static void free_kernels(struct program *program)
 {
-    for (struct translated *kernel = program->kernels, *next; kernel; kernel = next) {
+    for (struct ptx_kernel *kernel = program->kernels, *next; kernel; kernel = next) {
         next = kernel->next;
         for (int device = 0; device < SIM_MAX_GPUS; device++)
             free(kernel->variables[device]);
@@ -62,13 +62,13 @@ static void lock_program(struct program *program)
     program->free_kernels = free_kernels;
 }
 
-struct translated *find_translated(struct image *image, const char *name, int architecture)
+struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, int architecture)
 {
     struct program *program = find_program(image, architecture);
     if (!program)
         return NULL;
     lock_program(program);
-    struct translated *kernel = program->kernels;
+    struct ptx_kernel *kernel = program->kernels;
     while (kernel && strcmp(kernel->name, name) != 0)
         kernel = kernel->next;
     if (!kernel && (kernel = calloc(1, sizeof *kernel))) {
@@ -83,7 +83,7 @@ struct translated *find_translated(struct image *image, const char *name, int ar
 }
 
 /* Returns why it cannot run, or NULL, and whether that stays so. */
-static char *try_to_translate(struct translated *kernel, bool *is_final)
+static char *try_to_translate(struct ptx_kernel *kernel, bool *is_final)
 {
     char *problem = NULL;
     *is_final = true;
@@ -98,7 +98,7 @@ static char *try_to_translate(struct translated *kernel, bool *is_final)
     return kernel->facts.uses_clusters ? strdup("it uses clusters of blocks, which are not simulated") : NULL;
 }
 
-cudaError_t translate(struct translated *kernel)
+cudaError_t translate(struct ptx_kernel *kernel)
 {
     pthread_mutex_lock(&kernel->lock);
     if (!kernel->is_tried) {
@@ -206,7 +206,7 @@ cudaError_t find_variable(struct image *image, const char *name, const struct si
 }
 
 /* Fills in the addresses of a kernel's variables on a device. */
-static cudaError_t find_variables(struct translated *kernel, int device)
+static cudaError_t find_variables(struct ptx_kernel *kernel, int device)
 {
     struct program *program = kernel->program;
     const char *problem = NULL;
@@ -314,8 +314,8 @@ static uint32_t count_cpus(void)
     return sched_getaffinity(0, sizeof set, &set) == 0 ? (uint32_t)CPU_COUNT(&set) : 1;
 }
 
-struct translated_launch {
-    struct translated *kernel;
+struct ptx_launch {
+    struct ptx_kernel *kernel;
     struct sim_launch shape;
     char parameters[]; /* as the kernel lays them out */
 };
@@ -341,7 +341,7 @@ static void note_accesses(struct stream *stream, const char *name, struct sim_ke
 }
 
 /* A kernel's name as in its source. */
-static const char *readable_name(struct translated *kernel)
+static const char *readable_name(struct ptx_kernel *kernel)
 {
     pthread_mutex_lock(&kernel->lock);
     if (!kernel->readable && !(kernel->readable = demangle(kernel->name)))
@@ -352,7 +352,7 @@ static const char *readable_name(struct translated *kernel)
 
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
-    const struct translated_launch *launch = work->translated;
+    const struct ptx_launch *launch = work->launch;
     struct sim_kernel_accesses accesses = {0};
     char message[1200];
     if (unless_broken(stream->device) != SUCCESS) /* nothing runs in a broken context */
@@ -395,28 +395,28 @@ static cudaError_t run(struct stream *stream, const struct work *work)
     return driver->faults_break(driver->devices[stream->device].gpu, error);
 }
 
-static size_t launch_size(const struct translated *kernel)
+static size_t launch_size(const struct ptx_kernel *kernel)
 {
-    return sizeof(struct translated_launch) + kernel->facts.parameter_size + 16;
+    return sizeof(struct ptx_launch) + kernel->facts.parameter_size + 16;
 }
 
 /* Captured work is a copy: so are its parameters. */
 static bool keep(struct work *work)
 {
-    size_t size = launch_size(work->translated->kernel);
-    struct translated_launch *copy = malloc(size);
+    size_t size = launch_size(work->launch->kernel);
+    struct ptx_launch *copy = malloc(size);
     if (copy) {
-        memcpy(copy, work->translated, size);
+        memcpy(copy, work->launch, size);
         image_retain(copy->kernel->program->image);
     }
-    work->translated = copy;
+    work->launch = copy;
     return copy != NULL;
 }
 
 static void release(const struct work *work)
 {
-    image_release(work->translated->kernel->program->image);
-    free(work->translated);
+    image_release(work->launch->kernel->program->image);
+    free(work->launch);
 }
 
 static const struct work_type translated_kernel = {
@@ -430,7 +430,7 @@ size_t largest_shared_memory(const struct sim_device *device)
                ? (size_t)size : STATIC_SHARED_LIMIT;
 }
 
-int resident_blocks(const struct sim_device *device, const struct translated *kernel, uint64_t threads, size_t dynamic_shared)
+int resident_blocks(const struct sim_device *device, const struct ptx_kernel *kernel, uint64_t threads, size_t dynamic_shared)
 {
     enum { MAX_BLOCKS = 32 };
     int shared = 0;
@@ -442,7 +442,7 @@ int resident_blocks(const struct sim_device *device, const struct translated *ke
     return (int)(by_threads < MAX_BLOCKS ? by_threads : MAX_BLOCKS);
 }
 
-static cudaError_t check_shape(const struct translated *kernel, const struct sim_launch *shape,
+static cudaError_t check_shape(const struct ptx_kernel *kernel, const struct sim_launch *shape,
                                const struct sim_device *device)
 {
     const struct sim_kernel_facts *facts = &kernel->facts;
@@ -462,7 +462,7 @@ static cudaError_t check_shape(const struct translated *kernel, const struct sim
     return blocks <= resident ? SUCCESS : ERROR_COOPERATIVE_LAUNCH_TOO_LARGE;
 }
 
-void report_launch(struct translated *kernel, const struct sim_launch *shape, cudaError_t error)
+void report_launch(struct ptx_kernel *kernel, const struct sim_launch *shape, cudaError_t error)
 {
     const uint32_t *grid = shape->grid, *block = shape->block;
     const struct sim_error *known = sim_find_error((int)error);
@@ -472,7 +472,7 @@ void report_launch(struct translated *kernel, const struct sim_launch *shape, cu
                 block[0], block[1], block[2], shape->shared_memory);
 }
 
-cudaError_t launch_translated(struct stream *stream, struct translated *kernel, const struct sim_launch *shape,
+cudaError_t launch_ptx_kernel(struct stream *stream, struct ptx_kernel *kernel, const struct sim_launch *shape,
                               void **arguments)
 {
     const struct sim_device *device = &driver->devices[stream->device];
@@ -483,14 +483,14 @@ cudaError_t launch_translated(struct stream *stream, struct translated *kernel, 
         return wrong;
     }
     RETURN_IF_ERROR(find_variables(kernel, stream->device));
-    struct translated_launch *launch = calloc(1, launch_size(kernel));
+    struct ptx_launch *launch = calloc(1, launch_size(kernel));
     if (!launch)
         return ERROR_OUT_OF_MEMORY;
     launch->kernel = kernel;
     launch->shape = *shape;
     for (uint32_t i = 0; i < kernel->facts.parameter_count; i++)
         memcpy(launch->parameters + kernel->facts.parameters[i][0], arguments[i], kernel->facts.parameters[i][1]);
-    cudaError_t error = submit(stream, &(struct work){.type = &translated_kernel, .translated = launch});
+    cudaError_t error = submit(stream, &(struct work){.type = &translated_kernel, .launch = launch});
     free(launch);
     return error;
 }
@@ -500,7 +500,7 @@ enum {
     DYNAMIC_SHARED_LIMIT = 8, LAST_ATTRIBUTE = 15,
 };
 
-cudaError_t read_attribute(const struct translated *kernel, const struct sim_device *device, int attribute, int *value)
+cudaError_t read_attribute(const struct ptx_kernel *kernel, const struct sim_device *device, int attribute, int *value)
 {
     static const struct sim_kernel_facts none;
     enum { SIMULATED_REGISTERS = 32 };
@@ -540,7 +540,7 @@ cudaError_t read_attribute(const struct translated *kernel, const struct sim_dev
     }
 }
 
-cudaError_t set_attribute(struct translated *kernel, const struct sim_device *device, int attribute, int value)
+cudaError_t set_attribute(struct ptx_kernel *kernel, const struct sim_device *device, int attribute, int value)
 {
     if (attribute < DYNAMIC_SHARED_LIMIT || attribute > LAST_ATTRIBUTE)
         return ERROR_INVALID_VALUE;

@@ -15,18 +15,18 @@
 RENEWED_LOCK(lock)
 
 /* The kernels that run, by the addresses of their host functions. */
-enum { MAX_SIMULATED_KERNELS = 64 };
+enum { MAX_TORCH_KERNELS = 64 };
 
-static struct simulated_kernel simulated_kernels[MAX_SIMULATED_KERNELS];
-static int simulated_kernel_count;
+static struct torch_kernel torch_kernels[MAX_TORCH_KERNELS];
+static int torch_kernel_count;
 
-const struct simulated_kernel *find_simulated_kernel(const void *function)
+const struct torch_kernel *find_torch_kernel(const void *function)
 {
-    const struct simulated_kernel *found = NULL;
+    const struct torch_kernel *found = NULL;
     pthread_mutex_lock(&lock);
-    for (int i = 0; i < simulated_kernel_count && !found; i++)
-        if (simulated_kernels[i].function == function)
-            found = &simulated_kernels[i];
+    for (int i = 0; i < torch_kernel_count && !found; i++)
+        if (torch_kernels[i].function == function)
+            found = &torch_kernels[i];
     pthread_mutex_unlock(&lock);
     return found;
 }
@@ -42,7 +42,7 @@ bool computes(void)
 }
 
 /* Reads which kernel this is from its mangled name. Returns false for kernels that do not run. */
-static bool recognize(const char *name, struct simulated_kernel *kernel)
+static bool recognize(const char *name, struct torch_kernel *kernel)
 {
     kernel->checked = nan_check_type(name);
     kernel->type = kernel->checked           ? &nan_check
@@ -143,11 +143,11 @@ EXPORT void __cudaRegisterFunction(void **handle, const void *function, char *de
 {
     (void)thread_limit, (void)thread, (void)block, (void)block_size,
         (void)grid_size, (void)warp_size;
-    struct simulated_kernel kernel = {.function = function};
+    struct torch_kernel kernel = {.function = function};
     bool runs = recognize(name, &kernel);
     pthread_mutex_lock(&lock);
-    if (runs && simulated_kernel_count < MAX_SIMULATED_KERNELS)
-        simulated_kernels[simulated_kernel_count++] = kernel;
+    if (runs && torch_kernel_count < MAX_TORCH_KERNELS)
+        torch_kernels[torch_kernel_count++] = kernel;
     else if (computes())
         record_name(function, name, device_function, handle ? (struct image *)handle : &none);
     pthread_mutex_unlock(&lock);

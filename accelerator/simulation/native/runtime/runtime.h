@@ -183,7 +183,7 @@ struct work {
             bool (*compute)(uint64_t id);
             uint64_t id;
         } computation;
-        struct translated_launch *translated;
+        struct ptx_launch *launch;
         struct event *event;
     };
 };
@@ -312,15 +312,15 @@ const struct float_type *nan_check_type(const char *kernel); /* the type that a 
 bool is_barrier_kernel(const char *name);
 bool is_spin_kernel(const char *name);
 
-/* registration.c */
-struct simulated_kernel {
+/* registration.c. A kernel of torch that simulated GPUs do themselves: it spins, waits, or checks for NaN. */
+struct torch_kernel {
     const void *function;
     const struct work_type *type;
     const struct float_type *checked; /* of a check for NaN */
 };
 
 bool computes(void); /* whether simulated GPUs compute */
-const struct simulated_kernel *find_simulated_kernel(const void *function); /* NULL for a kernel that does not run */
+const struct torch_kernel *find_torch_kernel(const void *function); /* NULL for a kernel that does not run */
 /* Returns a kernel's name, or NULL if it is unknown, and whether this function was called for the kernel before. */
 const char *name_to_report(const void *function, bool *is_reported);
 

@@ -60,140 +60,74 @@ def test_case(name: str) -> None:
     _check(name, _found()[name])
 
 
-_NOTHING_ORDERS = ": nothing orders two accesses on two streams"
 _FLOATS = "bytes of a float32 tensor of shape"
 _WAIT = "call wait_stream() or wait_event() on {}, for {}, before the second access"
 _DEFAULT, _SIDE = "the default stream of cuda:0", "stream N of cuda:0"
 _REPLAYED = "cases.py:{captured} in _captured, in a graph that cases.py:{} in {name} launches"
 
+_SECOND_GPU = "stream N of cuda:1"
+_RECORD = (
+    f"the memory was freed in between: call record_stream(stream) on the tensor of the first access, with {_SIDE}, before its"
+    " last reference goes"
+)
+
+
+def _streams(what: str, first: str, second: str, *, on: str = _SIDE, then_on: str = _DEFAULT, advice: str = _WAIT) -> list[str]:
+    """Return the report of accesses such as "aten::mul reads" on two streams."""
+    place = "cases.py:{{{}}} in {{name}}"
+    lines = [f"race: {what}: nothing orders two accesses on two streams"]
+    for access, stream, line in ((first, on, "first"), (second, then_on, "second")):
+        op, verb = access.split(" ", 1)
+        lines.append(f"{op} on {stream} {verb} it: {place.format(line)}")
+    return [*lines, advice.format(then_on, on)]
+
+
+def _host(count: int, shape: str, copy: str, host: str, byte: int) -> list[str]:
+    """Return the report of an access of the host to pinned memory that a copy still reads or writes."""
+    return [
+        f"race: {count} bytes of pinned memory, a float32 tensor of shape {shape}: the host has not waited for a copy",
+        f"aten::copy_ on {_DEFAULT} {copy} it: cases.py:{{first}} in {{name}}",
+        f"the host {host} byte {byte} of it: cases.py:{{second}} in {{name}}",
+        f"call synchronize() on that stream, or on an event recorded after the copy, before the host {host} it",
+    ]
+
+
 # The whole reports of one case of each kind, without folders and the numbers of streams. "{first}" and "{second}" are lines.
-TEXTS: dict[str, tuple[str, ...]] = {
-    "same_tensor": (
-        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
-        f"aten::mul on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
+TEXTS: dict[str, list[str]] = {
+    "same_tensor": _streams(f"4000 {_FLOATS} (1000,)", "aten::mul reads", "aten::add_ writes"),
+    # The tensor is that of the second access, the bytes are those of both.
+    "view_and_base": _streams(f"400 {_FLOATS} (1000,)", "aten::zero_ writes", "aten::sum reads"),
+    "overlapping_columns": _streams(f"4000 {_FLOATS} (1000, 991)", "aten::zero_ writes", "aten::add_ writes"),
+    # The second access ends within a hole of the first, and begins where it begins.
+    "rows_of_a_column": _streams(f"40 {_FLOATS} (2, 10)", "aten::zero_ writes", "aten::add_ writes"),
+    "permuted_parts": _streams(f"64 {_FLOATS} (4, 4, 2)", "aten::zero_ writes", "aten::add_ writes"),  # x[:, 1:, 2]
+    "windows": _streams(f"8 {_FLOATS} (7, 4)", "aten::zero_ writes", "aten::sum reads"),  # many of them have the two numbers
+    "bytes_of_a_number": _streams(f"2 {_FLOATS} (2,)", "aten::zero_ writes", "aten::add_ writes"),
+    "fill_of_a_part": _streams(f"4 {_FLOATS} (101,)", "cudaMemsetAsync writes", "aten::sum reads"),
+    # Of the second access only the bytes are known.
+    "fill_after_an_op": _streams("400 bytes of 400 bytes of memory", "aten::sum reads", "cudaMemsetAsync writes"),
+    "columns_that_a_copy_reads": _streams(f"4 {_FLOATS} (6,)", "cudaMemcpyAsync reads", "aten::zero_ writes"),
+    "columns_that_a_copy_writes": _streams(f"4 {_FLOATS} (11,)", "cudaMemcpyAsync writes", "aten::sum reads"),
+    "blocking_stream_of_the_other_gpu": _streams(
+        f"400 {_FLOATS} (1000,)", "cudaMemcpyPeerAsync reads", "aten::add_ writes", on=_SECOND_GPU
     ),
-    "view_and_base": (  # the tensor is that of the second access, the bytes are those of both
-        f"race: 400 {_FLOATS} (1000,){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "overlapping_columns": (
-        f"race: 4000 {_FLOATS} (1000, 991){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "rows_of_a_column": (  # the second access ends within a hole of the first, and begins where it begins
-        f"race: 40 {_FLOATS} (2, 10){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "permuted_parts": (  # x[:, 1:, 2], of 4 * 4 numbers
-        f"race: 64 {_FLOATS} (4, 4, 2){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "windows": (  # many of them have the two numbers
-        f"race: 8 {_FLOATS} (7, 4){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "bytes_of_a_number": (
-        f"race: 2 {_FLOATS} (2,){_NOTHING_ORDERS}",
-        f"aten::zero_ on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "fill_of_a_part": (
-        f"race: 4 {_FLOATS} (101,){_NOTHING_ORDERS}",
-        f"cudaMemsetAsync on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "fill_after_an_op": (  # of the second access only the bytes are known
-        f"race: 400 bytes of 400 bytes of memory{_NOTHING_ORDERS}",
-        f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
-        f"cudaMemsetAsync on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "columns_that_a_copy_reads": (
-        f"race: 4 {_FLOATS} (6,){_NOTHING_ORDERS}",
-        f"cudaMemcpyAsync on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
-        f"aten::zero_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "columns_that_a_copy_writes": (
-        f"race: 4 {_FLOATS} (11,){_NOTHING_ORDERS}",
-        f"cudaMemcpyAsync on {_SIDE} writes it: cases.py:{{first}} in {{name}}",
-        f"aten::sum on {_DEFAULT} reads it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "blocking_stream_of_the_other_gpu": (
-        f"race: 400 {_FLOATS} (1000,){_NOTHING_ORDERS}",
-        "cudaMemcpyPeerAsync on stream N of cuda:1 reads it: cases.py:{first} in {name}",
-        f"aten::add_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, "stream N of cuda:1"),
-    ),
-    "missing_record_stream": (
-        f"race: 49380 {_FLOATS} (12345,){_NOTHING_ORDERS}",
-        f"aten::sum on {_SIDE} reads it: cases.py:{{first}} in {{name}}",
-        f"aten::fill_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        f"the memory was freed in between: call record_stream(stream) on the tensor of the first access, with {_SIDE}, before"
-        " its last reference goes",
-    ),
-    "host_reads_too_early": (
-        "race: 4000 bytes of pinned memory, a float32 tensor of shape (1000,): the host has not waited for a copy",
-        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
-        "the host reads byte 0 of it: cases.py:{second} in {name}",
-        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
-    ),
-    "host_reads_the_end_too_early": (
-        "race: 400000 bytes of pinned memory, a float32 tensor of shape (100000,): the host has not waited for a copy",
-        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
-        "the host reads byte 280004 of it: cases.py:{second} in {name}",
-        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
-    ),
-    "host_writes_source": (
-        "race: 4000 bytes of pinned memory, a float32 tensor of shape (1000,): the host has not waited for a copy",
-        f"aten::copy_ on {_DEFAULT} reads it: cases.py:{{first}} in {{name}}",
-        "the host writes byte 0 of it: cases.py:{second} in {name}",
-        "call synchronize() on that stream, or on an event recorded after the copy, before the host writes it",
-    ),
-    "host_reads_a_number": (
-        "race: 4 bytes of pinned memory, a float32 tensor of shape (): the host has not waited for a copy",
-        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
-        "the host reads byte 0 of it: cases.py:{second} in {name}",
-        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
-    ),
-    "host_reads_the_last_number": (
-        "race: 2000 bytes of pinned memory, a float32 tensor of shape (500,): the host has not waited for a copy",
-        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
-        "the host reads byte 1996 of it: cases.py:{second} in {name}",
-        "call synchronize() on that stream, or on an event recorded after the copy, before the host reads it",
-    ),
-    "two_replays": (
-        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
+    "missing_record_stream": _streams(f"49380 {_FLOATS} (12345,)", "aten::sum reads", "aten::fill_ writes", advice=_RECORD),
+    "host_reads_too_early": _host(4000, "(1000,)", "writes", "reads", 0),
+    "host_reads_the_end_too_early": _host(400000, "(100000,)", "writes", "reads", 280004),
+    "host_writes_source": _host(4000, "(1000,)", "reads", "writes", 0),
+    "host_reads_a_number": _host(4, "()", "writes", "reads", 0),
+    "host_reads_the_last_number": _host(2000, "(500,)", "writes", "reads", 1996),
+    "two_replays": [
+        f"race: 4000 {_FLOATS} (1000,): nothing orders two accesses on two streams",
         f"aten::add_ on {_SIDE} writes it: {_REPLAYED.replace('{}', '{first}')}",
         f"aten::add_ on {_SIDE} writes it: {_REPLAYED.replace('{}', '{second}')}",
         _WAIT.format(_SIDE, _SIDE),
+    ],
+    "rows_of_table": _streams(
+        f"possible, depending on values: 2000 {_FLOATS} (50, 10)", "aten::index_select may read", "aten::zero_ writes"
     ),
-    "rows_of_table": (
-        f"race: possible, depending on values: 2000 {_FLOATS} (50, 10){_NOTHING_ORDERS}",
-        f"aten::index_select on {_SIDE} may read it: cases.py:{{first}} in {{name}}",
-        f"aten::zero_ on {_DEFAULT} writes it: cases.py:{{second}} in {{name}}",
-        _WAIT.format(_DEFAULT, _SIDE),
-    ),
-    "copy_between_gpus": (
-        f"race: 4000 {_FLOATS} (1000,){_NOTHING_ORDERS}",
-        f"aten::copy_ on {_DEFAULT} writes it: cases.py:{{first}} in {{name}}",
-        "aten::sum on stream N of cuda:1 reads it: cases.py:{second} in {name}",
-        _WAIT.format("stream N of cuda:1", _DEFAULT),
+    "copy_between_gpus": _streams(
+        f"4000 {_FLOATS} (1000,)", "aten::copy_ writes", "aten::sum reads", on=_DEFAULT, then_on=_SECOND_GPU
     ),
 }
 

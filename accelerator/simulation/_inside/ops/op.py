@@ -88,6 +88,12 @@ def _registered_key(name: str, key: DispatchKey) -> DispatchKey:
     raise not_simulated(name)
 
 
+def _source_of(result: Any, written: dict[str, Any]) -> str | None:
+    """Return the name of the argument that a result is, or None for a new tensor."""
+    before = result.alias_info.before_set if result.alias_info is not None else set[str]()
+    return next((name for name, argument in written.items() if argument.alias_info.before_set & before), None)
+
+
 class Op:
     """One op of torch."""
 
@@ -110,12 +116,7 @@ class Op:
         # The arguments that the op may resize. Only addbmm_ resizes in place.
         self.out = frozenset(n for n, a in written.items() if a.kwarg_only or short_name == "addbmm_")
         # For each result the name of the argument that it is, or None for a new tensor.
-        self.results: list[str | None] = []
-        for result in schema.returns:
-            info = result.alias_info
-            before = info.before_set if info is not None else set[str]()
-            same = [n for n, a in written.items() if a.alias_info is not None and a.alias_info.before_set & before]
-            self.results.append(same[0] if same else None)
+        self.results = [_source_of(result, written) for result in schema.returns]
         # Arguments that stay as they are if there is no memory for the results: CUDA's kernels allocate before they write.
         updates_statistics = short_name in UPDATES_STATISTICS
         self.state = frozenset(n for n in self.names if updates_statistics and n.startswith("running_"))
@@ -125,15 +126,7 @@ class Op:
             decomposition is not None and "generator" in inspect.signature(decomposition).parameters
         )
         self.is_random = self.has_generator or torch.Tag.nondeterministic_seeded in tags
-        host_arguments = () if short_name.startswith(_WITH_HOST_ARGUMENTS) else _HOST_ARGUMENTS.get(short_name)
-        # The arguments that may be CPU tensors.
-        self.host_arguments = frozenset(() if host_arguments is None else host_arguments or self.names) & {*self.names}
-        # The arguments that may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
-        checks = names_of_check(name, key) & device_checks()
-        takes_none = short_name in _CHECKED_BY_KERNEL or bool(checks)
-        self.host_scalars = frozenset(() if takes_none else {*self.names}.difference(refused_host_scalars(short_name)))
-        # The function of torch that checks the devices of the op's tensors before it calls the CUDA kernel, if there is one.
-        self.device_check = min(checks, default="")
+        self._set_host_arguments(key)
         self._scalar_overloads: dict[frozenset[str], Op | None] = {}
         self.tensor_names = frozenset(a.name for a in schema.arguments if str(a.type) in ("Tensor", "Optional[Tensor]"))
         self.wait_condition = condition_of(short_name, self.tensor_names)
@@ -145,6 +138,17 @@ class Op:
         self.is_data_dependent = short_name in _DATA_DEPENDENT or bool(
             {torch.Tag.data_dependent_output, torch.Tag.dynamic_output_shape} & set(tags)
         )
+
+    def _set_host_arguments(self, key: DispatchKey) -> None:
+        of_op = () if self.short_name.startswith(_WITH_HOST_ARGUMENTS) else _HOST_ARGUMENTS.get(self.short_name)
+        # The arguments that may be CPU tensors.
+        self.host_arguments = frozenset(() if of_op is None else of_op or self.names) & {*self.names}
+        # The arguments that may be CPU tensors without dimensions: TensorIterator takes them, unless torch has checked devices.
+        checks = names_of_check(self.name, key) & device_checks()
+        takes_none = self.short_name in _CHECKED_BY_KERNEL or bool(checks)
+        self.host_scalars = frozenset(() if takes_none else {*self.names}.difference(refused_host_scalars(self.short_name)))
+        # The function of torch that checks the devices of the op's tensors before it calls the CUDA kernel, if there is one.
+        self.device_check = min(checks, default="")
 
     def _compute(self, *args: Any, **kwargs: Any) -> Any:
         """Compute on the CPU."""
@@ -270,7 +274,7 @@ class Op:
 
         import_dynamo()
         try:
-            returned, arguments = compute(_to_meta, RULES_OF_CUDA.get(self.name, self.operator))
+            returned, arguments = compute(to_meta, RULES_OF_CUDA.get(self.name, self.operator))
         except NotImplementedError:
             returned, arguments = compute(_to_cpu_copy, self.compute)
         results = [] if not self.results else [returned] if len(self.results) == 1 else list(returned)
@@ -305,14 +309,14 @@ def _scalar_dtype(value: complex) -> torch.dtype:
     return default if isinstance(value, float) else default.to_complex()
 
 
-def _to_meta(value: Any) -> Any:
+def to_meta(value: Any) -> Any:
     if isinstance(value, torch.Tensor):
         if value.device.type != "cuda":
             return value
         result = torch.empty_strided(value.size(), value.stride(), dtype=value.dtype, device="meta")
         return result.conj() if value.is_conj() else result
     if isinstance(value, (list, tuple)):
-        return [_to_meta(item) for item in value]
+        return [to_meta(item) for item in value]
     if isinstance(value, torch.device):
         return torch.device("meta")
     return None if isinstance(value, torch.Generator) else value

@@ -15,7 +15,7 @@ import torch
 from ..ops import bindings
 from ..ops.call import Call, tensors_in
 from ..ops.decompositions import DECOMPOSITIONS
-from ..ops.op import Op, _to_meta, import_dynamo
+from ..ops.op import Op, import_dynamo, to_meta
 from ..ops.shape_rules import RULES_OF_CUDA, SHAPE_RULES
 from .comparisons import KEEP_SIGN, NEVER_NEGATIVE
 from .computing import SMALL_COPY, Tensor, are_integers, are_masks, are_small, is_small
@@ -212,14 +212,14 @@ def _call_with_meta_tensors(
         return results, op.bind(meta_args, meta_kwargs)
 
     try:
-        return call(_to_meta)
+        return call(to_meta)
     except NotImplementedError:
         raise
     except RuntimeError:
         if not numbers:
             raise
     # Shape rules in Python refuse numbers on the host, which CUDA's kernels take.
-    return call(lambda value: value.to("meta") if any(value is number for number in numbers) else _to_meta(value))
+    return call(lambda value: value.to("meta") if any(value is number for number in numbers) else to_meta(value))
 
 
 def _shapes(result: Any, elements: int = 0) -> Any:

@@ -20,7 +20,7 @@ struct ptx_kernel *find_registered(const void *function, const struct sim_device
 {
     const char *name;
     struct image *image = retain_kernel_image(function, &name);
-    struct ptx_kernel *kernel = image && image->data ? find_ptx_kernel(image, name, device->major * 10 + device->minor) : NULL;
+    struct ptx_kernel *kernel = image && image->data ? find_ptx_kernel(image, name, device) : NULL;
     if (image && !kernel)
         image_release(image);
     return kernel;

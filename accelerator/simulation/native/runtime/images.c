@@ -315,8 +315,9 @@ static void find_parts(struct program *program, const struct image *image)
     program->is_code = is_code || *code;
 }
 
-struct program *find_program(struct image *image, int architecture)
+struct program *find_program(struct image *image, const struct sim_device *device)
 {
+    const int architecture = device->major * 10 + device->minor;
     pthread_mutex_lock(&lock);
     struct program *program = image->programs;
     while (program && program->architecture != architecture)

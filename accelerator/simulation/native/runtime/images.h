@@ -75,7 +75,7 @@ cudaError_t own_image(struct image *image, size_t limit);
 void image_retain(struct image *image);
 void image_release(struct image *image); /* frees the kernels and variables with the last reference */
 bool has_kernel(const struct part *part, const char *name); /* of a part that is not compressed */
-struct program *find_program(struct image *image, int architecture);
+struct program *find_program(struct image *image, const struct sim_device *device);
 void add_to_key(uint64_t key[2], const void *data, size_t size);
 
 /* ptx_cache.c. Returns a loaded library: of one kernel, or of the program's variables if the name is empty. If that is
@@ -83,7 +83,7 @@ void add_to_key(uint64_t key[2], const void *data, size_t size);
 void *load_translation(const struct program *program, const char *kernel, char **problem, bool *is_final);
 
 /* ptx_kernels.c */
-struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, int architecture); /* NULL without memory */
+struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, const struct sim_device *device); /* NULL without memory */
 cudaError_t translate(struct ptx_kernel *kernel); /* ERROR_NOT_SUPPORTED with a problem */
 /* Finds a variable of an image on a device, and allocates it. Returns ERROR_NOT_FOUND if the PTX has none of this name, and
  * ERROR_NOT_SUPPORTED if there is no PTX that says so. */

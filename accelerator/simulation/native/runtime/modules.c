@@ -56,7 +56,7 @@ bool is_function(void *handle)
 /* What a GPU's driver finds when it compiles an image. */
 static cudaError_t check_image(struct image *image, const struct sim_device *device, char *log, size_t log_size)
 {
-    const struct program *program = find_program(image, device->major * 10 + device->minor);
+    const struct program *program = find_program(image, device);
     cudaError_t error = program ? SUCCESS : ERROR_OUT_OF_MEMORY;
     if (program && (program->is_damaged || (program->part_count == 0 && !program->is_code)))
         error = ERROR_INVALID_IMAGE;
@@ -116,7 +116,7 @@ cudaError_t unload_module(void *handle)
 /* Without machine code, whose kernels are unknown. Those of compressed PTX are known once it is translated. */
 static cudaError_t check_kernel(struct image *image, const struct sim_device *device, const char *name)
 {
-    const struct program *program = find_program(image, device->major * 10 + device->minor);
+    const struct program *program = find_program(image, device);
     bool is_compressed = false;
     if (!program || program->part_count == 0)
         return program ? SUCCESS : ERROR_OUT_OF_MEMORY;
@@ -127,7 +127,7 @@ static cudaError_t check_kernel(struct image *image, const struct sim_device *de
     }
     if (!is_compressed || !computes())
         return is_compressed ? SUCCESS : ERROR_NOT_FOUND;
-    struct ptx_kernel *kernel = find_ptx_kernel(image, name, program->architecture);
+    struct ptx_kernel *kernel = find_ptx_kernel(image, name, device);
     const bool is_missing = kernel && translate(kernel) != SUCCESS && strstr(kernel->problem, ": no kernel ");
     return is_missing ? ERROR_NOT_FOUND : SUCCESS;
 }
@@ -176,7 +176,7 @@ static cudaError_t find_kernel(void *handle, struct ptx_kernel **kernel)
     const struct sim_device *device = driver->current();
     const char *name;
     struct image *image = retain_image(handle, &name);
-    *kernel = image ? find_ptx_kernel(image, name, device->major * 10 + device->minor) : NULL;
+    *kernel = image ? find_ptx_kernel(image, name, device) : NULL;
     if (image && !*kernel)
         image_release(image);
     return *kernel ? SUCCESS : image ? ERROR_OUT_OF_MEMORY : ERROR_INVALID_HANDLE;

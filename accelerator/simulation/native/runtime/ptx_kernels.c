@@ -62,9 +62,9 @@ static void lock_program(struct program *program)
     program->free_kernels = free_kernels;
 }
 
-struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, int architecture)
+struct ptx_kernel *find_ptx_kernel(struct image *image, const char *name, const struct sim_device *device)
 {
-    struct program *program = find_program(image, architecture);
+    struct program *program = find_program(image, device);
     if (!program)
         return NULL;
     lock_program(program);
@@ -184,7 +184,7 @@ static char *address_of(struct program *program, int device, size_t number)
 
 cudaError_t find_variable(struct image *image, const char *name, const struct sim_device *device, void **address, size_t *size)
 {
-    struct program *program = find_program(image, device->major * 10 + device->minor);
+    struct program *program = find_program(image, device);
     const char *problem;
     if (!program || program->problem)
         return ERROR_NOT_SUPPORTED;

@@ -32,7 +32,9 @@ _CU_UNKNOWN = "cuInit:999"
 _NVML_ERRORS = {"broken": "nvmlInit*:9", "mismatch": "nvmlInit*:18"}
 
 # Matches the paths of any build, also of other versions of this package: an inner simulation replaces the outer one whole.
-_SIMULATION_PATH = re.compile(re.escape(f"/{_settings.LIBRARIES_FOLDER}") + r"[0-9a-f]+/|/simulation/_inside/entry_point[:/]")
+_SIMULATION_PATH = re.compile(
+    re.escape(f"/{_settings.LIBRARIES_FOLDER}") + r"[0-9a-f]+/|/simulation/(_inside/entry_point|_plugin)[:/]"
+)
 # The folder with the entry point through which torch loads the kernels.
 _PLUGIN = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "_inside", "entry_point")
 

@@ -41,35 +41,21 @@ EXPORT cudaError_t cudaStreamDestroy(void *handle)
     return SUCCESS;
 }
 
-EXPORT cudaError_t cudaStreamGetPriority(void *handle, int *priority)
-{
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!priority)
-        return fail(ERROR_INVALID_VALUE);
-    *priority = stream->priority;
-    return SUCCESS;
-}
+/* Defines a function that writes a figure of a stream. */
+#define FIGURE(function, type, figure)                                                                                 \
+    EXPORT cudaError_t function(void *handle, type *result)                                                            \
+    {                                                                                                                  \
+        struct stream *stream;                                                                                         \
+        RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));                                                      \
+        if (!result)                                                                                                   \
+            return fail(ERROR_INVALID_VALUE);                                                                          \
+        *result = (figure);                                                                                            \
+        return SUCCESS;                                                                                                \
+    }
 
-EXPORT cudaError_t cudaStreamGetFlags(void *handle, unsigned *flags)
-{
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!flags)
-        return fail(ERROR_INVALID_VALUE);
-    *flags = !is_default_stream(stream) && !stream->races.is_blocking;
-    return SUCCESS;
-}
-
-EXPORT cudaError_t cudaStreamGetDevice(void *handle, int *ordinal)
-{
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!ordinal)
-        return fail(ERROR_INVALID_VALUE);
-    *ordinal = stream->device;
-    return SUCCESS;
-}
+FIGURE(cudaStreamGetPriority, int, stream->priority)
+FIGURE(cudaStreamGetFlags, unsigned, !is_default_stream(stream) && !stream->races.is_blocking)
+FIGURE(cudaStreamGetDevice, int, stream->device)
 
 EXPORT cudaError_t cudaStreamQuery(void *handle)
 {

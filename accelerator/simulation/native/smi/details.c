@@ -9,44 +9,21 @@
 
 enum { LABEL_WIDTH = 55 };
 
-/* The parts that -d chooses. */
-enum {
-    OTHERS = 0,
-    MEMORY = 1,
-    UTILIZATION = 2,
-    ECC = 4,
-    TEMPERATURE = 8,
-    POWER = 16,
-    CLOCK = 32,
-    COMPUTE = 64,
-    PIDS = 128,
-    PERFORMANCE = 256,
-    PAGE_RETIREMENT = 512,
-    ACCOUNTING = 1024,
-    ENCODER_STATS = 2048,
-    ROW_REMAPPER = 4096,
-    FBC_STATS = 8192,
-};
+/* The parts that -d chooses: X(name). */
+#define PARTS(X)                                                                                                       \
+    X(MEMORY) X(UTILIZATION) X(ECC) X(TEMPERATURE) X(POWER) X(CLOCK) X(COMPUTE) X(PIDS) X(PERFORMANCE)                 \
+    X(PAGE_RETIREMENT) X(ACCOUNTING) X(ENCODER_STATS) X(ROW_REMAPPER) X(FBC_STATS)
+#define NUMBER_OF_PART(name) name##_NUMBER,
+#define BIT_OF_PART(name) name = 1 << name##_NUMBER,
+#define PART(name) {#name, name},
+
+enum { PARTS(NUMBER_OF_PART) };
+enum { OTHERS = 0, PARTS(BIT_OF_PART) };
 
 static const struct part {
     const char *name;
     unsigned bit;
-} parts_known[] = {
-    {"MEMORY", MEMORY},
-    {"UTILIZATION", UTILIZATION},
-    {"ECC", ECC},
-    {"TEMPERATURE", TEMPERATURE},
-    {"POWER", POWER},
-    {"CLOCK", CLOCK},
-    {"COMPUTE", COMPUTE},
-    {"PIDS", PIDS},
-    {"PERFORMANCE", PERFORMANCE},
-    {"PAGE_RETIREMENT", PAGE_RETIREMENT},
-    {"ACCOUNTING", ACCOUNTING},
-    {"ENCODER_STATS", ENCODER_STATS},
-    {"ROW_REMAPPER", ROW_REMAPPER},
-    {"FBC_STATS", FBC_STATS},
-};
+} parts_known[] = {PARTS(PART)};
 
 static const struct row {
     unsigned part;

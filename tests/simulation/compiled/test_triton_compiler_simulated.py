@@ -88,11 +88,14 @@ def _transpose(x, SIZE: tl.constexpr):
     tl.store(x + place, tl.trans(tl.load(x + place)))
 
 
-def test_too_much_shared_memory_is_refused_and_the_autotuner_takes_the_next() -> None:
+def test_what_does_not_fit_is_refused_and_the_autotuner_takes_the_next() -> None:
     x = torch.eye(256, device=CUDA)
     with pytest.raises(triton.runtime.errors.OutOfResources, match="shared memory"):
         _transpose[(1,)](x, SIZE=256, num_warps=32)
-    tuned = triton.autotune([triton.Config({"SIZE": size}, num_warps=size // 8) for size in (256, 16, 32)], key=[])(_transpose)
+    with pytest.raises(triton.runtime.errors.OutOfResources, match="threads, Required: 4096, Hardware limit: 1024"):
+        _transpose[(1,)](x, SIZE=16, num_warps=128)
+    choices = [triton.Config({"SIZE": size}, num_warps=warps) for size, warps in ((256, 32), (32, 128), (16, 2), (32, 4))]
+    tuned = triton.autotune(choices, key=[])(_transpose)
     tuned[(1,)](x)
     assert tuned.best_config.kwargs == {"SIZE": 16}
 

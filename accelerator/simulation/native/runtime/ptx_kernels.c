@@ -511,7 +511,9 @@ cudaError_t read_attribute(const struct ptx_kernel *kernel, const struct sim_dev
         read_resources(&kernel->program->machine_code, kernel->name, &counted);
     switch (attribute) {
     case MAX_THREADS:
-        *value = facts->thread_limit ? (int)facts->thread_limit : SIM_MAX_THREADS_PER_BLOCK;
+        *value = SIM_MAX_THREADS_PER_BLOCK;
+        if (facts->thread_limit && facts->thread_limit < SIM_MAX_THREADS_PER_BLOCK)
+            *value = (int)facts->thread_limit;
         return SUCCESS;
     case SHARED_SIZE:
         *value = (int)facts->shared_size;

@@ -382,6 +382,15 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
+def test_layouts_of_convolutions(weight_format: torch.memory_format, dtype: torch.dtype) -> None:
+    x = randn(2, 3, 8, 8, dtype=dtype).contiguous(memory_format=torch.channels_last).requires_grad_()
+    weight = randn(4, 3, 3, 3, dtype=dtype).contiguous(memory_format=weight_format).requires_grad_()
+    compare(lambda x, w: F.conv2d(x, w), x, weight, tolerance=1e-4)
+
+
+@pytest.mark.slow
 def test_indices_and_constants() -> None:
     index = torch.tensor([0, 2], device=CUDA)
     compare(lambda x: (x[index] + 1, x[x > 0], x[:, 0] + torch.tensor([1.0, 2, 3], device=CUDA)), randn(3, 4))

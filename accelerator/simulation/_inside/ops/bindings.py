@@ -110,6 +110,7 @@ current_node: Callable[[], Any] = _find("_C._current_autograd_node")
 # Whether torch uses cuDNN.
 get_cudnn_enabled: Callable[[], bool] = _find("_C._get_cudnn_enabled")
 set_cudnn_enabled: Callable[[bool], None] = _find("_C._set_cudnn_enabled")
+CUDNN_BACKEND: Any = _find("_C._ConvBackend.Cudnn")  # of convolutions
 
 # ---- Bindings that the simulation replaces. ----
 

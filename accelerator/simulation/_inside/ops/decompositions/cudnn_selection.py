@@ -69,3 +69,16 @@ def separate_flag() -> None:
     bindings.replace("_set_cudnn_enabled", lambda _: set_enabled)
     flag = vars(type(torch.backends.cudnn))["enabled"]
     flag.getter, flag.setter = get_enabled, set_enabled
+
+    def with_cudnns_format(determine: Callable[..., Any]) -> Callable[..., Any]:
+        def determine_format(input: Tensor, weight: Tensor, backend: Any) -> Any:
+            """Return the format of a convolution's result, for compiled code: that of cuDNN, which torch does not select."""
+            if not input.is_cuda:
+                return determine(input, weight, backend)
+            if weight.dim() == 4:  # the kernels here give float64 the format that cuDNN gives other types
+                input, weight = input.to(torch.float32), weight.to(torch.float32)
+            return determine(input, weight, bindings.CUDNN_BACKEND)
+
+        return determine_format
+
+    bindings.replace("_conv_determine_backend_memory_format", with_cudnns_format)

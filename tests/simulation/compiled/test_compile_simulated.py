@@ -383,9 +383,7 @@ def test_autocast(dtype: torch.dtype) -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize("weight_format", [torch.contiguous_format, torch.channels_last])
-def test_convolutions_have_the_layout_that_code_expects(
-    weight_format: torch.memory_format, dtype: torch.dtype
-) -> None:
+def test_convolutions_have_the_layout_that_code_expects(weight_format: torch.memory_format, dtype: torch.dtype) -> None:
     from torch._subclasses.fake_tensor import FakeTensorMode
 
     x = randn(2, 3, 8, 8, dtype=dtype).contiguous(memory_format=torch.channels_last)

@@ -6,6 +6,8 @@ thread.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from .errors import Refused
 from .parser import identifier
 from .program import RESERVED, Kernel
@@ -172,6 +174,15 @@ class Code:
             return f"{operand.name} = {_as_type(f'({expression})', type, target)};"
         return f"{operand.name} = ({target.c})({type.c})({expression});"
 
+    @staticmethod
+    def choose(register: Register, condition: str, other: str) -> str:
+        """Return a statement that assigns another value of its type to a register if a condition does not hold."""
+        type = register.type
+        word = TYPES["u8" if type.kind == "predicate" else f"u{type.bits}"]
+        a, b = (_as_type(value, type, word) if type.is_float else value for value in (register.name, other))
+        chosen = f"(({a} ^ {b}) & -({word.c})({condition})) ^ {b}"
+        return f"{register.name} = {_as_type(f'({chosen})', word, type) if type.is_float else f'({type.c})({chosen})'};"
+
     def write_computed(self, operand: Operand, type: PtxType, expression: str) -> str:
         """Return a statement that assigns a result of arithmetic, of which single precision has one NaN."""
         if type.name == "f32" and isinstance(operand, Register) and operand.name in self.observed:
@@ -300,6 +311,18 @@ class Code:
         log2 = size.bit_length() - 1
         access = self.kernel.access(self.instruction)
         return f"locate(k, &{self.range_names.format(group)}, {group}, {value}, {log2}, {access})"
+
+    def lane_access(
+        self, address: Address, base: Register, space: str, size: int
+    ) -> tuple[str, Callable[[str], str], str, str]:
+        """Return what `LaneAccess` calls address, place, limits and memory."""
+        log2 = size.bit_length() - 1
+        if space == "shared":
+            limits, memory = f"0, shared_size >> {log2}", "shared_size"
+            return self.address(address), "(shared + {})".format, limits, memory
+        group = self.kernel.range_group(self.function.name, self._root(base), size)
+        known = self.range_names.format(group)
+        return self.address(address), "((char *){})".format, f"{known}.low, {known}.limit + 1", f"&{known}, {group}"
 
     def _known_pointer(self, address: Address, space: str, size: int) -> str | None:
         """Return a pointer to a variable at a constant offset, which needs no check."""

@@ -6,7 +6,9 @@ Sets of registers and of basic blocks are integers with a bit for each.
 from __future__ import annotations
 
 import functools
+import itertools
 import operator
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -27,7 +29,7 @@ from .syntax import (
     Symbol,
     Vector,
 )
-from .types import TYPES
+from .types import PREDICATE, TYPES
 
 EXIT = -1
 """In place of a basic block: the thread returns."""
@@ -104,9 +106,15 @@ class Flow:
         live_in: For each block, the registers whose values it or a later one needs.
     """
 
-    def __init__(self, function: Function) -> None:
+    def __init__(self, function: Function, *, is_flat: bool = False) -> None:
+        """Find the control flow.
+
+        Args:
+            function: The function.
+            is_flat: Whether short branches become guards of the instructions that they skip.
+        """
         self.function = function
-        self.blocks = _split(function)
+        self.blocks = _flatten(_split(function)) if is_flat else _split(function)
         self.registers: list[Register] = []
         self._bits: dict[str, int] = {}
         self.effects: dict[int, tuple[int, int]] = {}
@@ -328,9 +336,14 @@ def _split(function: Function) -> list[BasicBlock]:
         blocks.append(block)
         return block
 
+    branches = (each for each in function.body if isinstance(each, Instruction) and each.opcode.startswith("bra"))
+    used = {operand.name for branch in branches for operand in branch.operands if isinstance(operand, Symbol)}
+    used.update(*switches.values())
     for statement in function.body:
         current = blocks[-1]
         if isinstance(statement, Label):
+            if statement.name not in used:  # of debuggers
+                continue
             if current.instructions or current.targets or not is_open:
                 current = begin(is_open)
             is_open = True
@@ -391,6 +404,80 @@ def _isolate(current: BasicBlock, statement: Instruction, blocks: list[BasicBloc
     inner.instructions.append(replace(statement, guard=None))
     inner.targets.append(after.number)
     blocks += [inner, after]
+
+
+_LONGEST_SKIPPED = 64
+"""Instructions that become guarded in the place of a branch: then each thread computes them, whether it needs them or not."""
+
+
+def _flatten(blocks: list[BasicBlock]) -> list[BasicBlock]:
+    """Replace branches that skip a block, or choose between two, by guards of their instructions."""
+    names = (Register(f"guard_{number}", PREDICATE) for number in itertools.count())
+    changed = True
+    while changed:
+        changed = False
+        entries = Counter(target for block in blocks for target in block.targets)
+        for block in blocks:
+            if block.condition is None or len(block.targets) != 2:
+                continue
+            sides = [blocks[target] if target != EXIT else None for target in block.targets]
+            ends = [
+                side.targets[0] if side is not None and entries[side.number] == 1 and _may_be_guarded(side, block) else None
+                for side in sides
+            ]
+            skips = [ends[0] == block.targets[1], ends[1] == block.targets[0]]
+            chosen = [0, 1] if ends[0] is not None and ends[0] == ends[1] else [skips.index(True)] if any(skips) else []
+            if not chosen:
+                continue
+            join = ends[chosen[0]]
+            assert join is not None
+            for place in chosen:
+                side = sides[place]
+                assert side is not None
+                for instruction in side.instructions:
+                    block.instructions += _guarded(instruction, block.condition, block.is_negated != bool(place), names)
+            block.condition, block.targets, changed = None, [join], True
+            blocks = _merge(_reachable(blocks))
+            break
+    return blocks
+
+
+def _may_be_guarded(side: BasicBlock, block: BasicBlock) -> bool:
+    if side is block or len(side.targets) != 1 or side.exits or len(side.instructions) > _LONGEST_SKIPPED:
+        return False
+    for instruction in side.instructions:
+        is_call = instruction.opcode.startswith("call") or ".cc" in instruction.opcode
+        if is_call or opcodes.find(instruction.opcode).waits or block.condition in written_and_read(instruction)[0]:
+            return False
+    return True
+
+
+def _guarded(instruction: Instruction, condition: Register, is_negated: bool, names: Iterator[Register]) -> list[Instruction]:
+    if instruction.guard is None:
+        return [replace(instruction, guard=condition, is_guard_negated=is_negated)]
+    both = next(names)
+    terms = [
+        Negated(register) if negated else register
+        for register, negated in ((condition, is_negated), (instruction.guard, instruction.is_guard_negated))
+    ]
+    combine = Instruction("and.pred", (both, *terms), instruction.text)
+    return [combine, replace(instruction, guard=both, is_guard_negated=False)]
+
+
+def _merge(blocks: list[BasicBlock]) -> list[BasicBlock]:
+    """Join blocks that follow each other without a branch."""
+    entries = Counter(target for block in blocks for target in block.targets)
+    for block in blocks:
+        while len(block.targets) == 1 and block.targets[0] not in (EXIT, 0, block.number) and entries[block.targets[0]] == 1:
+            following = blocks[block.targets[0]]
+            if block.selector is not None:
+                break
+            block.instructions += following.instructions
+            block.targets, block.exits = following.targets, following.exits
+            block.condition, block.is_negated = following.condition, following.is_negated
+            block.selector = following.selector
+            following.targets, following.instructions = [], []
+    return _reachable(blocks)
 
 
 def _reachable(blocks: list[BasicBlock]) -> list[BasicBlock]:

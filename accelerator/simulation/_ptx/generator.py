@@ -2,8 +2,7 @@
 
 A kernel runs in one of three modes:
 
-- Its blocks are loops over their threads (`MODE_BLOCK`). Where threads wait for each other, all of them do, so a loop ends
-  before that place and another begins after it. What all threads compute alike is computed once, outside the loops.
+- Its blocks are loops over their threads (`MODE_BLOCK`): where threads wait for each other, all of them do (``blocks.py``).
 - The lanes of a warp run one after the other, each until it waits (`MODE_LANES`): threads may take different ways.
 - Each thread is a fiber (`MODE_FIBERS`): a function at which threads wait is recursive or called through a pointer.
 """
@@ -13,11 +12,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 
 from . import opcodes
+from .blocks import BlockWriter, names
 from .code import Code
-from .control_flow import EXIT, BasicBlock, Flow, Uniformity, is_uniform_source
+from .control_flow import EXIT, BasicBlock, Flow, Uniformity
 from .errors import Refused
 from .inlining import Calls, inline_waiting
-from .operations import Waiting
+from .opcodes import memory
+from .operations import LaneAccess, Waiting
 from .parser import identifier
 from .program import Kernel, Program
 from .syntax import Function, Instruction, Register, Symbol
@@ -25,8 +26,6 @@ from .types import TYPES
 
 INTERFACE = "accelerator_kernel"
 """The symbol of a translated kernel."""
-
-_Wait = Callable[[Waiting, BasicBlock, int], list[str]]
 
 
 def generate(program: Program, name: str) -> str:
@@ -43,9 +42,9 @@ def generate(program: Program, name: str) -> str:
     calls = Calls(program)
     inlined = inline_waiting(calls, module, function)
     if inlined is None or (calls.waits(module, function) and _takes_stack(inlined)):
-        main: _FiberFunction | _Main = _FiberFunction(kernel, module, function, calls)
+        main: _FiberFunction | Main = _FiberFunction(kernel, module, function, calls)
     else:
-        main = _Main(kernel, module, inlined, calls)
+        main = Main(kernel, module, inlined, calls)
     body = main.write()
     frames = {(module, name): main.code.frame_size}
     bodies: list[str] = []
@@ -66,18 +65,6 @@ def _takes_stack(function: Function) -> bool:
     """Whether a function has alloca. Only a fiber keeps its stack while it waits."""
     instructions = (statement for statement in function.body if isinstance(statement, Instruction))
     return any(instruction.opcode.startswith(("alloca", "stack")) for instruction in instructions)
-
-
-def _names(uses: set[str], frame: str = "local_base") -> str:
-    """Declare what a thread's code uses, in a loop over threads."""
-    lines: list[str] = []
-    if uses & {"lane", "warp", "call"}:
-        lines.append("const u32 lane = thread % LANES; (void)lane;")
-        lines.append("struct warp *const w = &b->warps[thread / LANES]; (void)w;")
-    if uses & {"local", "call"}:
-        lines.append(f"char *const local_base = LOCAL_OF(thread), *const local = {frame}; (void)local;")
-        lines.append("const u64 local_span = b->local_span; (void)local_span;")
-    return " ".join(lines)
 
 
 def _function_name(module: int, name: str) -> str:
@@ -195,7 +182,6 @@ class _FiberFunction(_Writer):
     def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls) -> None:
         super().__init__(kernel, module, function, calls, keeps_parameters=False)
         self.mode = "MODE_FIBERS"
-        self.saved_size = 0
 
     def signature(self) -> str:
         names = [f"char *result_{number}" for number in range(len(self.function.results))]
@@ -236,7 +222,7 @@ class _FiberFunction(_Writer):
         return lines
 
 
-class _Main(_Writer):
+class Main(_Writer):
     """A kernel whose points are all in one function."""
 
     def __init__(self, kernel: Kernel, module: int, function: Function, calls: Calls) -> None:
@@ -244,8 +230,7 @@ class _Main(_Writer):
         self.polls = calls.polls(module, self.flow)
         self.uniformity: Uniformity | None = None
         self.mode = self._choose_mode()
-        self.saved: dict[str, int] = {}
-        self.saved_size = 0
+        self.saved: dict[str, Register] = {}
 
     def _choose_mode(self) -> str:
         waiting = [
@@ -256,32 +241,44 @@ class _Main(_Writer):
         ]
         if self.polls or any(not _is_for_all(instruction) for _, instruction in waiting):
             return "MODE_LANES"
-        if not waiting:
-            return "MODE_BLOCK"
-        self.uniformity = Uniformity(self.flow)
-        if any(self.uniformity.diverged >> block.number & 1 for block, _ in waiting):
-            return "MODE_LANES"
+        flat = Flow(self.function, is_flat=True)
+        uniformity = Uniformity(flat)
+        calls = any(each.opcode.startswith("call") for block in flat.blocks for each in block.instructions)
+        if not waiting and (uniformity.diverged or calls):
+            return "MODE_BLOCK"  # one loop over all threads
+        for block in flat.blocks:
+            if uniformity.diverged >> block.number & 1 and any(opcodes.find(each.opcode).waits for each in block.instructions):
+                return "MODE_LANES"
+        self.flow, self.uniformity = flat, uniformity
+        self.code.observed = flat.observed()
         return "MODE_BLOCK"
 
     def save(self, register: Register) -> str:
-        """Return the name of the array that keeps a register of all threads, or of all lanes."""
-        if register.name not in self.saved:
-            # Sizes are powers of two, and each array has a multiple of 32 elements: it is aligned.
-            self.saved[register.name] = self.saved_size
-            self.saved_size += register.type.bytes
-        return f"s_{register.name}"
+        """Return the array that keeps a register of all lanes of a warp."""
+        self.saved[register.name] = register
+        return f"s->{register.name}"
 
-    def saved_arrays(self, base: str, count: str) -> list[str]:
-        types = {register.name: register.type.c for register in self.flow.registers}
-        return [
-            f"{types[name]} *const restrict s_{name} = ({types[name]} *)({base} + {offset}ull * {count});"
-            for name, offset in self.saved.items()
-        ]
+    def saved_struct(self) -> list[str]:
+        """Define what is kept of a warp."""
+        arrays = [f"{each.type.c} {each.name}[LANES];" for each in self.saved.values()]
+        return [f"struct saved {{ {' '.join(arrays)} }};"] if arrays else []
+
+    def lane_access(self, instruction: Instruction) -> LaneAccess | None:
+        """Describe a load or store, if the lanes of a warp can do it together."""
+        if not opcodes.is_plain_access(instruction.opcode):
+            return None
+        operation = opcodes.find(instruction.opcode)
+        opcodes.check_operands(instruction, operation)
+        self.code.instruction = instruction
+        try:
+            return memory.lane_access(self.code, instruction, operation.choices)
+        except (ValueError, AssertionError) as error:
+            raise Refused(instruction.text) from error
 
     def write(self) -> str:
         if self.mode == "MODE_LANES":
             return _LaneWriter(self).write()
-        return _BlockWriter(self).write()
+        return BlockWriter(self).write()
 
 
 def _is_for_all(instruction: Instruction) -> bool:
@@ -298,7 +295,7 @@ def _is_for_all(instruction: Instruction) -> bool:
 class _LaneWriter:
     """Writes the function that runs lanes of a warp from one point to the next."""
 
-    def __init__(self, main: _Main) -> None:
+    def __init__(self, main: Main) -> None:
         self._main = main
         self._resumptions: list[str] = []
         self._dirty = _find_dirty(main)
@@ -324,12 +321,10 @@ class _LaneWriter:
                     dirty |= written
             body.append(main.branch(block, self._goto, block.number + 1))
         body.append("leave: w->point[lane] = POINT_EXITED;")
-        head = ["static void run_lanes(struct warp *const w, u32 from, u32 lanes)", "{"]
-        head += ["struct block *const b = w->block;", "BLOCK_NAMES;", *main.saved_arrays("w->saved", "LANES")]
+        head = [*main.saved_struct(), "static void run_lanes(struct warp *const w, u32 from, u32 lanes)", "{"]
+        head += ["struct block *const b = w->block;", "BLOCK_NAMES;", "SAVED_NAMES;" if main.saved else ""]
         head += ["FOR_LANES(lanes) {", "const u32 thread = w->first + lane; k->thread = thread;"]
-        head.append("const u32 tid_x = w->x[lane], tid_y = w->y[lane], tid_z = w->z[lane];")
-        head.append("(void)tid_x, (void)tid_y, (void)tid_z;")
-        head.append(_names(code.uses & {"local", "call"}))
+        head.append(names(code.uses | {"tid"}))
         if "call" in code.uses:
             head.append(f"KERNEL_THREAD({code.frame_size});")
         head += [main.declare(flow.registers, flow.live_in[0]), main.declare_parameters()]
@@ -368,7 +363,7 @@ class _LaneWriter:
         return f"if (polls_long(w, lane)) {{ {self._suspend(number, kept, dirty)} }} P{number}:;"
 
 
-def _find_dirty(main: _Main) -> list[int]:
+def _find_dirty(main: Main) -> list[int]:
     """Return, for each block, the registers that may differ at its beginning from what was kept of them."""
     flow = main.flow
     count = len(flow.blocks)
@@ -396,223 +391,7 @@ def _may_go_on(instruction: Instruction) -> bool:
     return opcode.startswith(("mbarrier.try_wait", "barrier.arrive"))
 
 
-class _BlockWriter:
-    """Writes the function that runs all threads of a block, as loops over them."""
-
-    def __init__(self, main: _Main) -> None:
-        self._main = main
-        self._code = main.code
-        self._flow = main.flow
-        self._lines: list[str] = []
-        self._done: set[int] = set()
-        self._heads: dict[int, None] = {}
-        """Blocks in which threads diverge, to which all come together."""
-        self._segments = 0
-        self._varying = main.uniformity.varying if main.uniformity else ~0
-        # Of the open loop:
-        self._open: list[str] | None = None
-        self._touched = self._written = self._read_uniform = self._live = 0
-        main.code.range_names = "range_{}"
-
-    def write(self) -> str:
-        main, flow = self._main, self._flow
-        if main.uniformity is None:
-            self._begin(flow.live_in[0])
-            self._emit_region((1 << len(flow.blocks)) - 1, EXIT, "")
-            self._close(0)
-        else:
-            for block in flow.blocks:
-                if not main.uniformity.diverged >> block.number & 1 and block.number not in self._done:
-                    self._lines.append(f"U{block.number}:;")
-                    self._emit_block(block)
-            while heads := [head for head in self._heads if head not in self._done]:
-                self._emit_head(heads[0])
-        head = ["static void run_block(struct block *const b)", "{", "BLOCK_NAMES;"]
-        if main.saved:
-            head.append("const u32 padded = (threads + LANES - 1) / LANES * LANES;")
-        head += main.saved_arrays("b->saved", "padded")
-        head += [
-            f"struct range range_{number} = k->ranges[{number}]; (void)range_{number};"
-            for number in range(len(main.kernel.range_groups))
-        ]
-        uniform = [register for register in flow.registers if not flow.mask([register]) & self._varying]
-        head.append(main.declare(uniform, ~0))
-        return "\n".join(line for line in (*head, *self._lines, "}") if line)
-
-    # Loops
-
-    def _begin(self, live: int) -> None:
-        """Begin a loop over the threads, at a place where some registers are live."""
-        if self._open is None:
-            self._open = []
-            self._segments += 1
-            self._touched = self._written = self._read_uniform = 0
-            self._live = live
-            self._code.uses.clear()
-
-    def _close(self, live: int) -> None:
-        """End the loop, at a place where some registers are live."""
-        if self._open is None:
-            return
-        main, flow, code = self._main, self._flow, self._code
-        touched = self._touched & self._varying
-        kept = live & self._written & touched
-        loaded = self._live & touched if main.uniformity is not None else 0
-        loads = [f"{register.name} = {main.save(register)}[thread];" for register in flow.members(loaded)]
-        stores = [f"{main.save(register)}[thread] = {register.name};" for register in flow.members(kept)]
-        head = ["FOR_THREADS_AT {" if code.uses & {"tid", "call"} else "FOR_THREADS {", "k->thread = thread;"]
-        head.append(_names(code.uses))
-        if "call" in code.uses:
-            head.append(f"KERNEL_THREAD({code.frame_size});")
-        head += [main.declare(flow.members(touched), self._live), main.declare_parameters(), *loads]
-        self._lines += [line for line in (*head, *self._open, f"N{self._segments}:;", *stores, "}") if line]
-        self._open = None
-
-    def _append(self, text: str, instruction: Instruction) -> None:
-        assert self._open is not None
-        self._open.append(text)
-        self._note(*self._flow.effects[id(instruction)])
-
-    def _note(self, written: int, read: int) -> None:
-        self._touched |= written | read
-        self._written |= written
-        self._read_uniform |= read & ~self._varying
-
-    # Blocks that all threads run together
-
-    def _emit_block(self, block: BasicBlock) -> None:
-        self._done.add(block.number)
-        live = self._flow.live_after(block)
-        before = self._flow.live_in[block.number]
-        for index, instruction in enumerate(block.instructions):
-            written, _ = self._flow.effects[id(instruction)]
-            if self._is_uniform(instruction):
-                if self._read_uniform & written:
-                    self._close(before)
-                text = self._main.instruction(instruction)
-                assert isinstance(text, str)
-                self._lines.append(text)
-            else:
-                self._begin(before)
-                text = self._main.instruction(instruction)
-                if isinstance(text, Waiting):
-                    self._wait(instruction, text, live[index])
-                else:
-                    self._append(text, instruction)
-            before = live[index]
-        self._end(block)
-
-    def _is_uniform(self, instruction: Instruction) -> bool:
-        written, read = self._flow.effects[id(instruction)]
-        is_alike = not (written | read) & self._varying and bool(written)
-        return is_alike and is_uniform_source(instruction, self._flow.function) and not instruction.opcode.startswith("call")
-
-    def _wait(self, instruction: Instruction, wait: Waiting, live: int) -> None:
-        kernel = self._main.kernel
-        written, read = self._flow.effects[id(instruction)]
-        if wait.operation == "BARRIER_SYNC":
-            self._close(live)
-            return
-        assert self._open is not None
-        self._open.append(wait.before)
-        self._note(0, read)
-        needed = live & ~written
-        self._close(needed)
-        number = kernel.add_point(wait.wait, wait.operation, kernel.access(instruction), wait.detail)
-        self._lines.append(f"services->operate(b, &points[{number}]);")
-        self._begin(needed)
-        self._code.uses.add("warp")
-        self._append(wait.after, instruction)
-
-    def _end(self, block: BasicBlock) -> None:
-        """Write the end of a block that all threads run."""
-        uniformity = self._main.uniformity
-        assert uniformity is not None
-        if block.number not in uniformity.regions:
-            self._close(self._flow.live_out[block.number] | (self._flow.branch_reads(block) & self._varying))
-            # Which block is written next is not known here: it may have another number than the next one.
-            self._lines.append(self._main.branch(block, self._goto_together, -2))
-            return
-        join = uniformity.join[block.number]
-        self._begin(self._flow.live_out[block.number] | self._flow.branch_reads(block))
-        self._note(0, self._flow.branch_reads(block))
-        label = f"S{self._segments}_{block.number}_"
-        assert self._open is not None
-        is_merged = self._is_merged(block, join)
-        after = f"goto J{join};" if is_merged else f"goto N{self._segments};"
-
-        def goto(target: int) -> str:
-            return after if target in (join, EXIT) else f"goto {label}{target};"
-
-        self._open.append(self._main.branch(block, goto, -2))
-        self._emit_region(uniformity.regions[block.number], join, label, after)
-        if is_merged:
-            self._open.append(f"J{join}:;")
-            self._emit_block(self._flow.blocks[join])
-            return
-        self._close(0 if join == EXIT else self._flow.live_in[join])
-        self._lines.append(self._goto_together(join))
-
-    def _is_merged(self, block: BasicBlock, join: int) -> bool:
-        """Return whether threads come to the join, and to the blocks before it, only from here, so that the loop can go on."""
-        uniformity = self._main.uniformity
-        assert uniformity is not None
-        if join == EXIT or join in self._done or uniformity.diverged >> join & 1:
-            return False
-        inside = uniformity.regions[block.number] | 1 << block.number
-        predecessors = self._flow.predecessors()
-        entered = [join, *(other.number for other in self._flow.blocks if uniformity.regions[block.number] >> other.number & 1)]
-        return all(inside >> source & 1 for number in entered for source in predecessors[number])
-
-    def _goto_together(self, target: int) -> str:
-        if target == EXIT:
-            return "return;"
-        uniformity = self._main.uniformity
-        assert uniformity is not None
-        if uniformity.diverged >> target & 1:
-            self._heads[target] = None
-        return f"goto U{target};"
-
-    def _emit_head(self, head: int) -> None:
-        """Write the blocks from one at which threads diverge to the one at which all are together again."""
-        uniformity = self._main.uniformity
-        assert uniformity is not None
-        self._done.add(head)
-        region, join = uniformity.region_from(head)
-        live = self._flow.live_in[head]
-        self._lines.append(f"U{head}:;")
-        self._begin(live)
-        assert self._open is not None
-        label = f"S{self._segments}_{head}_"
-        self._open.append(f"goto {label}{head};")
-        self._emit_region(region, join, label)
-        self._close(0 if join == EXIT else self._flow.live_in[join])
-        self._lines.append(self._goto_together(join))
-
-    # Blocks that some threads run
-
-    def _emit_region(self, region: int, join: int, label: str, after: str = "") -> None:
-        after = after or f"goto N{self._segments};"
-        label = label or "B"
-        numbers = [block.number for block in self._flow.blocks if region >> block.number & 1]
-
-        def goto(target: int) -> str:
-            return after if target in (join, EXIT) else f"goto {label}{target};"
-
-        assert self._open is not None
-        for position, number in enumerate(numbers):
-            block = self._flow.blocks[number]
-            self._open.append(f"{label}{number}:;")
-            for instruction in block.instructions:
-                text = self._main.instruction(instruction)
-                assert isinstance(text, str)
-                self._append(text, instruction)
-            self._note(0, self._flow.branch_reads(block))
-            following = numbers[position + 1] if position + 1 < len(numbers) else -2
-            self._open.append(self._main.branch(block, goto, following))
-
-
-def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str], bodies: list[str], stack: int) -> str:
+def _assemble(kernel: Kernel, main: _FiberFunction | Main, prototypes: list[str], bodies: list[str], stack: int) -> str:
     offsets, shared_size = kernel.layout_of_shared_memory()
     function = kernel.function
     lines = ['#include "kernel.h"', ""]
@@ -625,7 +404,7 @@ def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str
     runs = {"MODE_BLOCK": ("run_block", "run_block"), "MODE_LANES": ("run_lanes", "run_lanes")}
     name, value = runs.get(main.mode, ("run_thread", _function_name(kernel.module, function.name)))
     architecture = kernel.program.modules[kernel.module].architecture
-    saved = main.saved_size * (32 if main.mode == "MODE_LANES" else 1)
+    saved = "sizeof(struct saved)" if isinstance(main, Main) and main.saved else "0"
     required = ", ".join(str(size) for size in function.required_block or (0, 0, 0))
     fields = {
         "interface": "KERNEL_INTERFACE",
@@ -653,7 +432,7 @@ def _assemble(kernel: Kernel, main: _FiberFunction | _Main, prototypes: list[str
         "ptx_version": architecture,
         "calls_functions": int("call" in main.uses or bool(kernel.called)),
         "is_recursive": int(main.mode == "MODE_FIBERS" or kernel.is_recursive()),
-        "shares_local": int(main.mode == "MODE_BLOCK" and not main.waits),
+        "shares_local": int(isinstance(main, Main) and main.mode == "MODE_BLOCK" and main.uniformity is None),
         "uses_matrices": int(kernel.uses_matrices),
         "uses_clusters": int(function.uses_clusters),
     }

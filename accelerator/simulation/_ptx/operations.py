@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
-from .syntax import Instruction
+from .syntax import Instruction, Register
 from .types import TYPES, PtxType
 
 if TYPE_CHECKING:
@@ -20,6 +20,39 @@ if TYPE_CHECKING:
 
 Choices: TypeAlias = dict[str, str]
 """The modifiers of one variant, by name; "" for one that it lacks."""
+
+
+class Together(NamedTuple):
+    """What the lanes of a warp do together, if all its threads come to the instruction and take part."""
+
+    text: str
+    """The C. The registers are arrays, named ``a_`` and the register, with an element for each lane."""
+    registers: tuple[Register, ...]
+
+
+class LaneAccess(NamedTuple):
+    """A load or store of which the lanes of a warp first compute all addresses."""
+
+    is_load: bool
+    type: PtxType
+    elements: int
+    """Of each lane."""
+    base: Register
+    values: tuple[Register, ...]
+    """The registers that a store reads."""
+    address: str
+    """The C of a lane's address."""
+    place: Callable[[str], str]
+    """Returns the pointer of C to the memory at an address."""
+    body: Callable[[Callable[[int], str]], str]
+    """Returns the statements for a lane. They access the elements that are named by their numbers."""
+    limits: str
+    """The arguments of ``are_adjacent`` that say which addresses are known to be right."""
+    memory: str
+    """The arguments of ``locate_lanes`` that name the memory."""
+    log2: int
+    number: int
+    """Of the instruction, for reports."""
 
 
 class Waiting(NamedTuple):
@@ -37,6 +70,8 @@ class Waiting(NamedTuple):
     """A struct of C that describes the operation further: its type and initializer."""
     condition: str = ""
     """If given, the lane waits only if this holds."""
+    together: Together | None = None
+    """If given, the same in one piece of C."""
 
 
 Translate: TypeAlias = "Callable[[Code, Instruction, Choices], str | Waiting]"

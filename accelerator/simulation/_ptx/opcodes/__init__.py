@@ -7,7 +7,7 @@ import re
 
 from ..errors import Refused
 from ..operations import Operation
-from ..syntax import Instruction
+from ..syntax import Instruction, Special
 from . import (
     asynchronous,
     atomics,
@@ -24,7 +24,7 @@ from . import (
     warps,
 )
 
-__all__ = ["OPERATIONS", "canonical", "check_operands", "find", "ignores_nan"]
+__all__ = ["OPERATIONS", "canonical", "check_operands", "find", "ignores_nan", "is_plain_access", "kind_of_loop"]
 
 _MODULES = (
     *(integers, floats, halves, comparisons, conversions, memory, atomics),
@@ -79,6 +79,30 @@ _IGNORE_NAN = re.compile(
 def ignores_nan(opcode: str) -> bool:
     """Return whether an instruction does the same for every NaN of single precision that it reads."""
     return _IGNORE_NAN.fullmatch(opcode) is not None
+
+
+_VECTORS = re.compile(
+    r"(add|sub|mul|mad)(?!.*\.(r[zmp]|hi|cc|b?f16(x2)?|[su]16x2|f32x2)(\.|$))\..*|fma\.r[nzmp](\.ftz)?(\.sat)?\.f32|fma\.rn\.f64"
+    r"|(and|or|xor|not|shl|shr|selp|setp|mov|cvta|createpolicy|neg|abs|lop3|min|max)(?!.*\.(b128|b?f16(x2)?|[su]16x2)(\.|$))\..*"
+    r"|(div|rcp|sqrt|rsqrt|ex2)\.(full|approx|rn)(\.ftz)?\.f32"
+    r"|cvt\.[us](8|16|32|64)\.[us](8|16|32|64)|cvt\.rn\.f32\.s32|cvt(\.ftz)?(\.sat)?\.f32\.f32"
+)
+"""Instructions of which the compiler makes vectors. In other loops, one that is none would keep it from the rest."""
+
+
+def kind_of_loop(instruction: Instruction) -> str:
+    """Return the kind of loop over lanes that runs an instruction: `blocks.BlockWriter` says what they are."""
+    opcode = instruction.opcode
+    if not find(opcode).is_pure or opcode.startswith("call"):
+        return "threads"
+    if any(isinstance(operand, Special) and re.search("clock|timer", operand.name) for operand in instruction.operands):
+        return "threads"
+    return "arithmetic" if _VECTORS.fullmatch(opcode) else "slow"
+
+
+def is_plain_access(opcode: str) -> bool:
+    """Return whether an instruction only loads or stores."""
+    return opcode.split(".", 1)[0] in ("ld", "ldu", "st")
 
 
 _TYPE = re.compile(r"(?:[busf]|bf|tf)\d+(?:x\d)?|e\dm\d(?:x\d)?|pred")

@@ -155,6 +155,7 @@ def _slct(code: Code, instruction: Instruction, choices: Choices) -> str:
 
 _define_comparisons()
 _SELECTABLE = "b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64"
-rule(TABLE, "selp.T", "c ? a : b", types=_SELECTABLE, operands="T T T pred")
+# Without a branch, so that the compiler makes vectors of it.
+rule(TABLE, "selp.T", "((a ^ b) & -({U})(c)) ^ b", types=_SELECTABLE, operands="B B B pred")
 TABLE.add("slct.T.C", _slct, T=_SELECTABLE, C="s32 f32")
 TABLE.add("slct.ftz.T.C", _slct, T=_SELECTABLE, C="f32")

@@ -141,7 +141,7 @@ def _define_approximations() -> None:
         ("sin.approx{.ftz}.T", "__builtin_sinf({0})"),
         ("cos.approx{.ftz}.T", "__builtin_cosf({0})"),
         ("lg2.approx{.ftz}.T", "__builtin_log2f({0})"),
-        ("ex2.approx{.ftz}.T", "__builtin_exp2f({0})"),
+        ("ex2.approx{.ftz}.T", "approximate_ex2({0})"),
         ("tanh.approx.T", "__builtin_tanhf({0})"),
     ):
         _add_function(pattern, expression, T="f32")

@@ -7,10 +7,11 @@ scopes, because each thread sees what others have written wherever they run.
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 
 from ..code import Code
-from ..operations import Choices, Table
-from ..syntax import Immediate, Instruction, Operand, Special, Vector
+from ..operations import Choices, LaneAccess, Table
+from ..syntax import Address, Immediate, Instruction, Operand, Register, Special, Vector
 from ..types import PREDICATE, TYPES, PtxType, bits_type
 
 TABLE = Table("memory")
@@ -87,6 +88,32 @@ def _define_accesses() -> None:
         TABLE.add(f"ld.strength{{.space}}{vector}.T", _load, strong, is_pure=False, polls=True)
         TABLE.add(f"st.strength{{.space}}{vector}.T", _store, strong, results=0, is_pure=False)
         TABLE.add(f"ldu{{.space}}{vector}.T", _load, is_pure=False, space="global", T=types.removesuffix(" b128"))
+
+
+def lane_access(code: Code, instruction: Instruction, choices: Choices) -> LaneAccess | None:
+    """Describe a load or store, if lanes can compute all addresses first: their order does not matter."""
+    is_load = not instruction.opcode.startswith("st")
+    target, source, *_ = instruction.operands
+    address, space = source if is_load else target, choices.get("space", "")
+    if choices.get("strength") or space not in ("", "global", "const", "shared") or not isinstance(address, Address):
+        return None
+    base, type = address.base, TYPES[choices["T"]]
+    if not isinstance(base, Register) or base.type.bits != (32 if space == "shared" else 64):
+        return None
+    elements = _elements(target if is_load else source, choices)
+    size = type.bytes * len(elements)
+
+    def body(element: Callable[[int], str]) -> str:
+        if is_load:
+            return " ".join(code.write(each, type, element(index)) for index, each in enumerate(elements))
+        return " ".join(f"{element(index)} = {code.read(each, type)};" for index, each in enumerate(elements))
+
+    values = tuple(each for each in elements if isinstance(each, Register))
+    value, place, limits, memory = code.lane_access(address, base, space, size)
+    return LaneAccess(
+        *(is_load, type, len(elements), base, () if is_load else values, value, place, body, limits, memory),
+        *(size.bit_length() - 1, code.kernel.access(instruction)),
+    )
 
 
 def _parts_type(type: PtxType, count: int) -> PtxType:

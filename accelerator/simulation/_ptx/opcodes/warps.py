@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from ..code import Code
-from ..operations import Choices, Table, Waiting
-from ..syntax import Instruction, Operand, Pair
+from ..operations import Choices, Table, Together, Waiting
+from ..syntax import Immediate, Instruction, Negated, Operand, Pair, Register
 from ..types import PREDICATE, TYPES
 
 TABLE = Table("warps")
+
+_LANES = 32
 
 _SHUFFLES = {"up": "SHUFFLE_UP", "down": "SHUFFLE_DOWN", "bfly": "SHUFFLE_BUTTERFLY", "idx": "SHUFFLE_INDEX"}
 _VOTES = {"all": "VOTE_ALL", "any": "VOTE_ANY", "uni": "VOTE_UNIFORM", "ballot": "VOTE_BALLOT"}
@@ -47,13 +49,89 @@ def _shuffle(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     target, a, b, c, *members = instruction.operands
     values = (code.read(operand, TYPES["u32"]) for operand in (a, b, c))
     before = "w->a[lane] = {}; w->b[lane] = {}; w->c[lane] = {};".format(*values)
-    return _waiting(code, choices, before, members, _results(code, target), _SHUFFLES[choices["mode"]])
+    waiting = _waiting(code, choices, before, members, _results(code, target), _SHUFFLES[choices["mode"]])
+    return waiting._replace(together=_shuffle_together(instruction, choices["mode"]) if _are_all(members) else None)
+
+
+def _source(mode: str, lane: int, b: int, c: int) -> int | None:
+    """Return the lane whose value a lane takes; None if it is out of range."""
+    segment, clamp, offset = c >> 8 & 31, c & 31, b & 31
+    last = (lane & segment) | (clamp & ~segment)
+    source = {
+        "up": lane - offset,
+        "down": lane + offset,
+        "bfly": lane ^ offset,
+        "idx": (lane & segment) | (offset & ~segment),
+    }[mode]
+    return source if (source >= last if mode == "up" else source <= last) else None
+
+
+def _shuffle_together(instruction: Instruction, mode: str) -> Together | None:
+    """Write a shuffle whose sources are known: vectors of 8 elements are permuted."""
+    target, value, b, c = instruction.operands[:4]
+    result, flag = (target.first, target.second) if isinstance(target, Pair) else (target, None)
+    if not (isinstance(b, Immediate) and isinstance(c, Immediate) and _is_word(value) and _is_word(result)):
+        return None
+    assert isinstance(value, Register)
+    assert isinstance(result, Register)
+    found = [_source(mode, lane, b.value, c.value) for lane in range(_LANES)]
+    sources = [lane if source is None else source & 31 for lane, source in enumerate(found)]
+    parts: list[str] = []
+    for start in range(0, _LANES, 8):
+        chosen = sources[start : start + 8]
+        chunks = sorted({source // 8 for source in chosen})
+        first, second = chunks[0], chunks[-1]
+        if len(chunks) > 2:
+            vector = f"{{{', '.join(f'from_[{source}]' for source in chosen)}}}"
+        else:
+            places = ", ".join(str(source % 8 + 8 * (source // 8 != first)) for source in chosen)
+            vector = f"SHUFFLE_8(from_ + {8 * first}, from_ + {8 * second}, {places})"
+        parts.append(f"const u32x8 part_{start} = {vector};")
+    stores = " ".join(f"STORE(u32x8, to_ + {start}, part_{start});" for start in range(0, _LANES, 8))
+    text = f"{{ const u32 *from_ = (const u32 *)a_{value.name}; u32 *to_ = (u32 *)a_{result.name}; {' '.join(parts)}"
+    table = ", ".join(map(str, sources))
+    part = f"const u8 sources_[LANES] = {{{table}}}; shuffle_part(to_, from_, sources_, lanes);"
+    text += f" if (lanes == ~0u) {{ {stores} }} else {{ {part} }}"
+    registers = [value, result]
+    if isinstance(flag, Register):
+        valid = sum(1 << lane for lane, source in enumerate(found) if source is not None)
+        text += f" FOR_ALL_LANES a_{flag.name}[lane] = {valid:#x}u >> lane & 1;"
+        registers.append(flag)
+    return Together(f"{text} }}", tuple(registers))
+
+
+def _is_word(operand: Operand) -> bool:
+    return isinstance(operand, Register) and operand.type.bits == 32
+
+
+def _are_all(members: list[Operand]) -> bool:
+    """Return whether all lanes take part: no lanes are named, or all are."""
+    return not members or (isinstance(members[0], Immediate) and members[0].value & 0xFFFFFFFF == 0xFFFFFFFF)
+
+
+def _same(target: Operand, value: str, registers: tuple[Operand, ...], text: str) -> Together | None:
+    """Give all lanes one result."""
+    if not isinstance(target, Register) or target.type.is_float or not all(isinstance(each, Register) for each in registers):
+        return None
+    known = tuple(each for each in (target, *registers) if isinstance(each, Register))
+    return Together(f"{{ {text} const u32 result_ = {value}; FOR_ALL_LANES a_{target.name}[lane] = result_; }}", known)
 
 
 def _vote(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     target, a, *members = instruction.operands
     before = f"w->a[lane] = {code.read(a, PREDICATE)};"
-    return _waiting(code, choices, before, members, _results(code, target, choices["T"]), _VOTES[choices["mode"]])
+    waiting = _waiting(code, choices, before, members, _results(code, target, choices["T"]), _VOTES[choices["mode"]])
+    voter = a.operand if isinstance(a, Negated) else a
+    if not _are_all(members) or not isinstance(voter, Register):
+        return waiting
+    ballot = f"const u32 ballot_ = {'~' if isinstance(a, Negated) else ''}mask_of(a_{voter.name}) & lanes;"
+    value = {
+        "all": "ballot_ == lanes",
+        "any": "ballot_ != 0",
+        "uni": "ballot_ == 0 || ballot_ == lanes",
+        "ballot": "ballot_",
+    }[choices["mode"]]
+    return waiting._replace(together=_same(target, value, (voter,), ballot))
 
 
 def _waiting(code: Code, choices: Choices, before: str, members: list[Operand], after: str, operation: str) -> Waiting:
@@ -72,11 +150,24 @@ def _match(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
 def _reduce(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
     target, a, members = instruction.operands
     before = f"w->a[lane] = {code.read(a, TYPES['u32'])}; {_members(code, members)}"
-    return Waiting(before, _results(code, target), "WAIT_WARP", _REDUCTIONS[f"{choices['operation']}.{choices['T']}"])
+    name = f"{choices['operation']}.{choices['T']}"
+    waiting = Waiting(before, _results(code, target), "WAIT_WARP", _REDUCTIONS[name])
+    if not _are_all([members]) or not _is_word(a):
+        return waiting
+    assert isinstance(a, Register)
+    cast = f"({'s32' if choices['T'] == 's32' else 'u32'})"
+    step = {
+        **{word: f"sum_ {sign} x_" for word, sign in (("add", "+"), ("and", "&"), ("or", "|"), ("xor", "^"))},
+        **{word: f"{cast}x_ {sign} {cast}sum_ ? x_ : sum_" for word, sign in (("min", "<"), ("max", ">"))},
+    }[choices["operation"]]
+    text = f"const u32 *from_ = (const u32 *)a_{a.name}; u32 sum_ = *from_;"  # the first lane is a thread in every warp
+    text += f" FOR_LANES(lanes & ~1u) {{ const u32 x_ = from_[lane]; sum_ = {step}; }}"
+    return waiting._replace(together=_same(target, "sum_", (a,), text))
 
 
 def _active_mask(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
-    return Waiting("", _results(code, instruction.operands[0]), "WAIT_CONVERGED", "WARP_ACTIVE_MASK")
+    target = instruction.operands[0]
+    return Waiting("", _results(code, target), "WAIT_CONVERGED", "WARP_ACTIVE_MASK", together=_same(target, "lanes", (), ""))
 
 
 def _elect(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
@@ -85,7 +176,9 @@ def _elect(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
 
 
 def _sync(code: Code, instruction: Instruction, choices: Choices) -> Waiting:
-    return Waiting(_members(code, instruction.operands[0]), "", "WAIT_WARP", "WARP_SYNC")
+    members = instruction.operands[0]
+    together = Together("", ()) if _are_all([members]) else None
+    return Waiting(_members(code, members), "", "WAIT_WARP", "WARP_SYNC", together=together)
 
 
 TABLE.add("shfl{.sync}.mode.b32", _shuffle, is_pure=False, waits="uniform", mode=" ".join(_SHUFFLES))

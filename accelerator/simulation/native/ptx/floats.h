@@ -7,25 +7,39 @@
 #include "integers.h"
 
 #define CANONICAL_NAN_F32 float_of_bits(0x7fffffffu)
-#define CANONICAL_NAN_F64 double_of_bits(0x7fffffffffffffffu)
+
+/* Another value, or the canonical NaN if that is so. Without a branch: gcc would go different ways for the NaN, and make no vectors
+ * of the loop. */
+INLINE float nan_if_f32(bool is_nan, float value)
+{
+    u32 all = -(u32)is_nan;
+    return float_of_bits((bits_of_float(value) | all) & (~all | 0x7fffffffu));
+}
+
+INLINE double nan_if_f64(bool is_nan, double value)
+{
+    u64 all = -(u64)is_nan;
+    return double_of_bits((bits_of_double(value) | all) & (~all | 0x7fffffffffffffffu));
+}
 
 /* All computed NaN of single precision have these bits; x86 takes a NaN of the operands, or one with a sign. */
 INLINE float canonical_f32(float value)
 {
-    return value == value ? value : CANONICAL_NAN_F32;
+    return nan_if_f32(value != value, value);
 }
 
 /* .ftz: subnormal numbers are zeros of the same sign. */
 INLINE float flush(float value)
 {
-    u32 bits = bits_of_float(value);
-    return bits & 0x7f800000u ? value : float_of_bits(bits & 0x80000000u);
+    u32 bits = bits_of_float(value), is_normal = (bits & 0x7f800000u) != 0;
+    return float_of_bits(bits & (-is_normal | 0x80000000u)); /* no branch: gcc makes no vectors of a loop with one on a constant */
 }
 
 /* .sat: clamps to [0, 1]; NaN gives 0. */
 INLINE float saturate_f32(float value)
 {
-    return value > 0 ? (value < 1 ? value : 1) : 0;
+    u32 is_positive = value > 0, is_large = value >= 1; /* without a branch, as above */
+    return float_of_bits(((bits_of_float(value) & -is_positive) & (is_large - 1)) | (0x3f800000u & -is_large));
 }
 
 INLINE double saturate_f64(double value)
@@ -38,11 +52,11 @@ INLINE double fma_to_odd(double a, double b, double c)
 {
     double product = a * b, sum = product + c;
     double back = sum - product, error = (product - (sum - back)) + (c - back);
-    u64 bits = bits_of_double(sum);
-    if (error == 0 || error != error || bits & 1)
-        return sum;
-    /* The exact value lies on the side of the error, and the last bit of the neighbor there is set. */
-    return double_of_bits((error > 0) == (sum > 0) ? bits + 1 : bits - 1);
+    /* The exact value lies on the side of the error, and the last bit of the neighbor there is set. Without branches, so that the
+     * compiler makes vectors of it. */
+    u64 bits = bits_of_double(sum), is_less = (bits_of_double(error) ^ bits) >> 63;
+    u64 odd = bits + (((~bits & 1) ^ -is_less) + is_less);
+    return __builtin_fabs(error) > 0 ? double_of_bits(odd) : sum; /* the error of what is infinite is NaN */
 }
 
 /* Rounding modes, as the whole control register of SSE; workers keep it at ROUND_TO_NEAREST. One statement of assembly changes it,
@@ -101,17 +115,32 @@ enum { ROUND_TO_NEAREST = 0x1f80, ROUND_DOWN = 0x3f80, ROUND_UP = 0x5f80, ROUND_
 DIRECTED_OF(f32, float, "ss")
 DIRECTED_OF(f64, double, "sd")
 DIRECTED_1(directed_f32_of_f64, float, double, "cvtsd2ss", "x")
-#ifdef __FMA__
-DIRECTED_3(directed_fma_f32, float, "fmadd213ss")
-DIRECTED_3(directed_fma_f64, double, "fmadd213sd")
-#else
-/* Rounded to odd first, which keeps the second rounding right, except of a sum that is zero: its sign depends on the mode. */
+/* Of a number that is rounded to odd, in double precision: the nearest one, or its neighbor on the mode's side. */
+INLINE float directed_of_odd(u32 mode, double value)
+{
+    float nearest = (float)value;
+    u32 bits = bits_of_float(nearest), size = bits & 0x7fffffffu;
+    bool is_above = (double)nearest > value, is_below = (double)nearest < value, is_negative = bits >> 31;
+    u32 step = is_negative ? 1u : ~0u, down = size == 0 ? 0x80000001u : bits + step, up = size == 0 ? 1u : bits - step;
+    bool moves_down = is_above & ((mode == ROUND_DOWN) | ((mode == ROUND_TO_ZERO) & (value > 0)));
+    bool moves_up = is_below & ((mode == ROUND_UP) | ((mode == ROUND_TO_ZERO) & (value < 0)));
+    bits = moves_down ? down : bits;
+    return float_of_bits(moves_up ? up : bits);
+}
+
+/* No control register is changed: the compiler makes vectors of this. */
 INLINE float directed_fma_f32(u32 mode, float a, float b, float c)
 {
     double product = (double)a * (double)b, sum = fma_to_odd(a, b, c);
-    return directed_f32_of_f64(mode, sum == 0 ? directed_add_f64(mode, product, c) : sum);
+    float rounded = directed_of_odd(mode, sum);
+    /* A sum of opposite numbers is -0 if the mode is down, and +0 otherwise. */
+    bool are_opposite = (s64)(bits_of_double(product) ^ bits_of_double((double)c)) < 0, is_cancelled = (sum == 0) & are_opposite;
+    return is_cancelled ? (mode == ROUND_DOWN ? -0.0f : 0.0f) : rounded;
 }
 
+#ifdef __FMA__
+DIRECTED_3(directed_fma_f64, double, "fmadd213sd")
+#else
 /* The C library rounds as the control register says. This function has no arithmetic of its own, and none is moved into it. */
 __attribute__((noipa, unused)) static double directed_fma_f64(u32 mode, double a, double b, double c)
 {
@@ -154,30 +183,31 @@ INLINE u64 unsigned_of(double value, u32 bits, bool is_double)
     return !(value > 0) ? 0 : value >= limit ? ~0ull >> (64 - bits) : (u64)value;
 }
 
-/* +0 is greater than -0. If one operand is NaN, the result is the other one; with .NaN it is NaN. */
-#define MINIMUM_AND_MAXIMUM(suffix, type, canonical_nan, is_negative)                                                  \
+/* +0 is greater than -0. If one operand is NaN, the result is the other one; with .NaN it is NaN. Without branches, so that the
+ * compiler makes vectors of it. */
+#define MINIMUM_AND_MAXIMUM(suffix, type, word)                                                                        \
     INLINE type min_##suffix(type a, type b)                                                                           \
     {                                                                                                                  \
-        if (a != a || b != b)                                                                                          \
-            return a == a ? a : b == b ? b : canonical_nan;                                                            \
-        return a < b || (a == b && is_negative(a)) ? a : b;                                                            \
+        type less = (a < b) | ((a == b) & ((word)bits_of_##type(a) < 0)) ? a : b, number = b == b ? less : a;          \
+        return nan_if_##suffix(number != number, number);                                                              \
     }                                                                                                                  \
     INLINE type max_##suffix(type a, type b)                                                                           \
     {                                                                                                                  \
-        if (a != a || b != b)                                                                                          \
-            return a == a ? a : b == b ? b : canonical_nan;                                                            \
-        return a > b || (a == b && !is_negative(a)) ? a : b;                                                           \
+        type more = (a > b) | ((a == b) & ((word)bits_of_##type(a) >= 0)) ? a : b, number = b == b ? more : a;         \
+        return nan_if_##suffix(number != number, number);                                                              \
     }                                                                                                                  \
     INLINE type min_nan_##suffix(type a, type b)                                                                       \
     {                                                                                                                  \
-        return a != a || b != b ? canonical_nan : min_##suffix(a, b);                                                  \
+        type less = (a < b) | ((a == b) & ((word)bits_of_##type(a) < 0)) ? a : b;                                      \
+        return nan_if_##suffix((a != a) | (b != b), less);                                                             \
     }                                                                                                                  \
     INLINE type max_nan_##suffix(type a, type b)                                                                       \
     {                                                                                                                  \
-        return a != a || b != b ? canonical_nan : max_##suffix(a, b);                                                  \
+        type more = (a > b) | ((a == b) & ((word)bits_of_##type(a) >= 0)) ? a : b;                                     \
+        return nan_if_##suffix((a != a) | (b != b), more);                                                             \
     }
-MINIMUM_AND_MAXIMUM(f32, float, CANONICAL_NAN_F32, __builtin_signbit)
-MINIMUM_AND_MAXIMUM(f64, double, CANONICAL_NAN_F64, __builtin_signbit)
+MINIMUM_AND_MAXIMUM(f32, float, s32)
+MINIMUM_AND_MAXIMUM(f64, double, s64)
 #undef MINIMUM_AND_MAXIMUM
 
 /* .xorsign: the sign is the exclusive or of the operands' signs. */
@@ -195,6 +225,26 @@ INLINE float approximate_div(float a, float b)
         return __builtin_isinf(a) || a != a ? CANONICAL_NAN_F32
                                             : float_of_bits((bits_of_float(a) ^ bits_of_float(b)) & 0x80000000u);
     return a / b;
+}
+
+/* Within 0.8 units of the last place. No function is called: the compiler makes vectors of this. */
+INLINE float approximate_ex2(float a)
+{
+    float x = a > -160.0f ? a : -160.0f;
+    x = x < 130.0f ? x : 130.0f;
+    /* The sum has no bits for a fraction: 2^a is 2^whole times a Taylor polynomial of 2^(a - whole). */
+    float whole = (x + 0x1.8p23f) - 0x1.8p23f, rest = x - whole, y = 1.52527338e-5f;
+    y = __builtin_fmaf(y, rest, 1.54035304e-4f);
+    y = __builtin_fmaf(y, rest, 1.33335581e-3f);
+    y = __builtin_fmaf(y, rest, 9.61812911e-3f);
+    y = __builtin_fmaf(y, rest, 5.55041087e-2f);
+    y = __builtin_fmaf(y, rest, 2.40226507e-1f);
+    y = __builtin_fmaf(y, rest, 6.93147181e-1f);
+    y = __builtin_fmaf(y, rest, 1.0f);
+    /* By two factors, of which the first one keeps all bits: the result may be subnormal. */
+    s32 exponent = (s32)whole, half = exponent >> 1;
+    y = y * float_of_bits((u32)(half + 127) << 23) * float_of_bits((u32)(exponent - half + 127) << 23);
+    return a == a ? y : a;
 }
 
 INLINE float approximate_rsqrt(float a)

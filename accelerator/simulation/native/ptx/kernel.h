@@ -19,12 +19,17 @@
     (void)k, (void)parameters, (void)variables, (void)shared, (void)shared_size, (void)threads, (void)ntid_x,          \
         (void)ntid_y, (void)ntid_z, (void)ctaid_x, (void)ctaid_y, (void)ctaid_z
 
-/* All threads of a block, in order, with or without their coordinates. */
-#define FOR_THREADS for (u32 thread = 0; thread < threads; thread++)
-#define FOR_THREADS_AT                                                                                                 \
-    for (u32 thread = 0, tid_z = 0; tid_z < ntid_z; tid_z++)                                                           \
-        for (u32 tid_y = 0; tid_y < ntid_y; tid_y++)                                                                   \
-            for (u32 tid_x = 0; tid_x < ntid_x; tid_x++, thread++)
+#define FOR_WARPS for (u32 number = 0; number < b->warp_count; number++)
+
+/* What the code of a warp uses. `lanes` are those that are threads. */
+#define WARP_NAMES                                                                                                     \
+    struct warp *const w = &b->warps[number];                                                                          \
+    const u32 first = w->first, lanes = w->alive;                                                                      \
+    (void)first, (void)lanes
+#define SAVED_NAMES struct saved *const s = (struct saved *)w->saved
+
+/* All 32 lanes, which do not depend on each other: the compiler may run some at once. */
+#define FOR_ALL_LANES _Pragma("GCC ivdep") for (u32 lane = 0; lane < LANES; lane++)
 
 #define FOR_LANES(lanes)                                                                                               \
     for (u32 lane = 0; lane < LANES; lane++)                                                                           \
@@ -91,6 +96,24 @@ INLINE bool polls_long(struct warp *w, u32 lane)
     bool is_long = ++w->polls[lane] > MAX_POLLS;
     w->polls[lane] = is_long ? 0 : w->polls[lane];
     return is_long;
+}
+
+/* Exchanges between the lanes of a warp. */
+typedef u32 u32x8 __attribute__((vector_size(32), aligned(4)));
+
+#if defined(__clang__) || __GNUC__ >= 12
+#define SHUFFLE_8(a, b, ...) __builtin_shufflevector(*(const u32x8 *)(a), *(const u32x8 *)(b), __VA_ARGS__)
+#else
+#define SHUFFLE_8(a, b, ...) __builtin_shuffle(*(const u32x8 *)(a), *(const u32x8 *)(b), (u32x8){__VA_ARGS__})
+#endif
+
+/* In a warp of fewer threads. The value of a lane that is no thread is undefined: here it is the lane's own. */
+NO_INLINE void shuffle_part(u32 *to, const u32 *from, const u8 *sources, u32 lanes)
+{
+    u32 values[LANES];
+    __builtin_memcpy(values, from, sizeof values);
+    FOR_LANES(lanes)
+        to[lane] = values[lanes >> sources[lane] & 1 ? sources[lane] : lane];
 }
 
 INLINE u32 lanes_before(u32 lane)

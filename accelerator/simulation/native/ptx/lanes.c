@@ -291,35 +291,35 @@ bool run_round(struct block *block)
     return progress;
 }
 
-/* All threads of a block do an operation together. */
+/* All threads of a block come to a barrier together. */
 void operate(struct block *block, const struct point *point)
 {
-    if (point->wait == WAIT_BARRIER) {
-        u32 trues = 0;
-        for (u32 i = 0; i < block->threads; i++)
-            trues += block->warps[i / LANES].c[i % LANES] != 0;
-        u64 result = point->operation == BARRIER_POPC ? trues : point->operation == BARRIER_AND ? trues == block->threads : trues > 0;
-        for (u32 i = 0; i < block->threads; i++)
-            block->warps[i / LANES].result[i % LANES] = result;
-        return;
-    }
-    for (u32 i = 0; i < block->warp_count; i++) {
-        struct warp *warp = &block->warps[i];
-        u32 lanes = warp->alive;
-        if (point->wait == WAIT_WARP)
-            check_members(warp, lanes, point);
-        while (lanes) {
-            u32 first = first_lane(lanes), group = 0, members = point->wait == WAIT_WARP ? warp->members[first] : ~0u;
-            for (u32 lane = 0; lane < LANES; lane++)
-                group |= (u32)(point->wait != WAIT_WARP || warp->members[lane] == members) << lane;
-            group &= lanes;
-            block->worker->thread = warp->first + first;
-            if (members & warp->alive & ~group)
-                fail_kernel(block->worker, KERNEL_TIMEOUT, "%s waits for lanes of its mask %#x that execute it with another mask",
-                     block->launch->kernel->accesses[point->access].text, members);
-            operate_on_group(warp, group, point);
-            lanes &= ~group;
-        }
+    u32 trues = 0;
+    for (u32 i = 0; i < block->threads; i++)
+        trues += block->warps[i / LANES].c[i % LANES] != 0;
+    u64 result = point->operation == BARRIER_POPC ? trues : point->operation == BARRIER_AND ? trues == block->threads : trues > 0;
+    for (u32 i = 0; i < block->threads; i++)
+        block->warps[i / LANES].result[i % LANES] = result;
+}
+
+/* All threads of a warp do an operation together. */
+void operate_warp(struct warp *warp, const struct point *point)
+{
+    struct worker *worker = warp->block->worker;
+    u32 lanes = warp->alive;
+    if (point->wait == WAIT_WARP)
+        check_members(warp, lanes, point);
+    while (lanes) {
+        u32 first = first_lane(lanes), group = 0, members = point->wait == WAIT_WARP ? warp->members[first] : ~0u;
+        for (u32 lane = 0; lane < LANES; lane++)
+            group |= (u32)(point->wait != WAIT_WARP || warp->members[lane] == members) << lane;
+        group &= lanes;
+        worker->thread = warp->first + first;
+        if (members & warp->alive & ~group)
+            fail_kernel(worker, KERNEL_TIMEOUT, "%s waits for lanes of its mask %#x that execute it with another mask",
+                        worker->launch->kernel->accesses[point->access].text, members);
+        operate_on_group(warp, group, point);
+        lanes &= ~group;
     }
 }
 

@@ -109,6 +109,7 @@ void fail_assertion(struct worker *worker, const char *message, const char *file
 bool run_round(struct block *block); /* lets each lane go on; returns whether one has done more than to poll */
 void begin_lanes(struct block *block);
 void operate(struct block *block, const struct point *point);
+void operate_warp(struct warp *warp, const struct point *point);
 void arrive(struct block *block, u32 thread, u32 barrier, u32 count);
 void fail_because_stuck(struct block *block) __attribute__((noreturn));
 

@@ -30,6 +30,55 @@ INLINE char *locate_in(struct worker *k, const char *space, char *base, u64 size
     return base + offset;
 }
 
+/* The lanes whose flags are 1; others are 0. */
+INLINE u32 mask_of(const u8 *flags)
+{
+    u32 mask = 0;
+    for (u32 i = 0; i < LANES; i += 8) {
+        u64 bytes;
+        __builtin_memcpy(&bytes, flags + i, sizeof bytes);
+        mask |= (u32)(bytes * 0x0102040810204080u >> 56) << i; /* gathers the lowest bits of the bytes in the highest byte */
+    }
+    return mask;
+}
+
+/* One copy of each loop: kernels have many accesses, and compiling takes long enough. */
+#define NO_INLINE __attribute__((noinline, unused)) static
+
+/* Whether all 32 lanes access adjacent pieces of memory, in order, all of them between the limits. */
+#define ARE_ADJACENT(type)                                                                                             \
+    NO_INLINE bool are_adjacent_##type(u64 low, u64 count, const type *at, u32 lanes, u32 size_log2)                      \
+    {                                                                                                                  \
+        type gaps = 0;                                                                                                 \
+        for (u32 lane = 0; lane < LANES; lane++)                                                                       \
+            gaps |= at[lane] - at[0] - ((type)lane << size_log2);                                                      \
+        return lanes == ~0u && gaps == 0 && rotate_right(at[0] - low, size_log2) < count &&                            \
+               rotate_right(at[LANES - 1] - low, size_log2) < count;                                                   \
+    }
+ARE_ADJACENT(u32)
+ARE_ADJACENT(u64)
+#undef ARE_ADJACENT
+
+/* Checks the addresses of all lanes that access memory; that a lane is `first` + lane is for reports. */
+NO_INLINE void locate_lanes_u64(struct worker *k, struct range *range, u32 group, const u64 *at, u32 lanes, u32 size_log2, u32 first,
+                             u32 access)
+{
+    for (u32 lane = 0; lane < LANES; lane++)
+        if (lanes >> lane & 1 && rotate_right(at[lane] - range->low, size_log2) > range->limit) {
+            k->thread = first + lane;
+            *range = k->find_range(k, group, at[lane], size_log2, access);
+        }
+}
+
+NO_INLINE void locate_lanes_u32(struct worker *k, u64 size, const u32 *at, u32 lanes, u32 size_log2, u32 first, u32 access)
+{
+    for (u32 lane = 0; lane < LANES; lane++)
+        if (lanes >> lane & 1 && rotate_right(at[lane], size_log2) >= size >> size_log2) {
+            k->thread = first + lane;
+            services->fail_offset(k, "shared", at[lane], size, 1u << size_log2, access);
+        }
+}
+
 #define LOAD(type, pointer) (*(const type *)(pointer))
 #define STORE(type, pointer, value) ((void)(*(type *)(pointer) = (value)))
 

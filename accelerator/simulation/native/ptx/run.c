@@ -35,6 +35,7 @@ static const struct services services = {
     .fail_offset = fail_offset,
     .fail = fail_kernel,
     .operate = operate,
+    .operate_warp = operate_warp,
     .arrive = arrive,
     .suspend = suspend,
     .print = print,
@@ -92,7 +93,7 @@ static struct layout lay_out(const struct run *run)
     size_t end = round_up(sizeof(struct block), 64);
     layout.warps = end, end += round_up(warps * sizeof(struct warp), 64);
     layout.barriers = end, end += round_up(BARRIERS * sizeof(struct barrier), 64);
-    layout.saved = end, end += round_up(kernel->mode == MODE_LANES ? warps * kernel->saved_size : warps * LANES * kernel->saved_size, 64);
+    layout.saved = end, end += round_up(warps * kernel->saved_size, 64);
     layout.fragments = end, end += kernel->uses_matrices ? warps * 2 * FRAGMENT_WORDS * LANES * sizeof(u32) : 0;
     layout.shared = end, end += round_up((size_t)kernel->shared_size + run->launch.dynamic_shared + 16 + SHARED_ALIGNMENT, 64);
     const u64 limit = run->request->stack_limit;

@@ -154,7 +154,7 @@ struct block {
     char *local; /* local memory of the first thread, and how far the next one's is from it; 0 if they share it */
     size_t local_stride;
     size_t local_span; /* bytes of each thread's */
-    char *saved; /* of all threads, for kernels that run as loops over threads */
+    char *saved; /* of all warps */
     struct warp *warps;
     u32 warp_count;
     struct barrier *barriers; /* BARRIERS of them */
@@ -201,6 +201,7 @@ struct services {
         __attribute__((noreturn, format(printf, 3, 4)));
     /* Let all lanes of a block, of which each has come to the point, do its operation. */
     void (*operate)(struct block *block, const struct point *point);
+    void (*operate_warp)(struct warp *warp, const struct point *point); /* or all threads of a warp */
     void (*arrive)(struct block *block, u32 thread, u32 barrier, u32 count);
     void (*suspend)(struct thread *thread, u32 point); /* in a fiber */
     u32 (*print)(struct worker *worker, const char *format, const char *arguments);
@@ -219,7 +220,7 @@ enum kernel_mode {
     MODE_FIBERS, /* run_thread runs one thread, which calls services->suspend */
 };
 
-enum { KERNEL_INTERFACE = 2 };
+enum { KERNEL_INTERFACE = 3 };
 
 struct kernel {
     u32 interface, mode;
@@ -237,7 +238,7 @@ struct kernel {
     u32 shared_size; /* without what a launch adds */
     u32 local_size;  /* of one thread, without the stack of the functions that it calls */
     u32 stack_size;  /* of the frames of the functions that a thread calls, if each is called once */
-    u32 saved_size;  /* of one warp (MODE_LANES) or of one thread (MODE_BLOCK) */
+    u32 saved_size;  /* of one warp */
     u32 constant_size;
     u32 thread_limit, required_block[3]; /* .maxntid and .reqntid, 0 if they are not given */
     u32 ptx_version; /* the architecture of the PTX, as 80 for 8.0 */

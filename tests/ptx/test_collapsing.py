@@ -249,3 +249,16 @@ def test_errors_name_the_thread(access: str) -> None:
     (_, together), (_, apart) = _both(body, 37, words(256, "errors"))
     assert "thread (36,0,0)" in together
     assert together.partition(" bytes at")[0] == apart.partition(" bytes at")[0]  # they have other addresses
+
+
+def test_lanes_that_are_no_threads_or_are_guarded_take_no_part() -> None:
+    """Of 69 threads, the odd ones store to adjacent memory; the others vote."""
+    body = """
+        .reg .pred %odd; and.b32 %y, %thread, 1; setp.ne.u32 %odd, %y, 0; @%odd st.global.u32 [%out], %thread;
+        vote.sync.ballot.b32 %x, !%odd, -1; st.global.u32 [%out+512], %x;
+    """
+    kernel, found = Kernel([HEAD + entry(body)], "main"), np.full(256, 99, np.uint32)
+    kernel.run(1, 69, np.zeros(128, np.uint32), found)
+    assert kernel.mode == "MODE_BLOCK"
+    assert found[:128].tolist() == [n if n % 2 and n < 69 else 99 for n in range(128)]
+    assert found[128:].tolist() == [0x55555555] * 64 + [0b10101] * 5 + [99] * 59

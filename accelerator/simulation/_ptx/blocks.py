@@ -25,8 +25,6 @@ from .syntax import Instruction
 if TYPE_CHECKING:
     from .generator import Main
 
-__all__ = ["BlockWriter", "names"]
-
 _LONGEST = 32
 """Instructions in a loop of arithmetic: compilers make no vectors of very long loops, or take long."""
 _TIDS = "const u32 tid_x = w->x[lane], tid_y = w->y[lane], tid_z = w->z[lane]; (void)tid_x, (void)tid_y, (void)tid_z;"

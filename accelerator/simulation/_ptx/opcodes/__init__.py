@@ -24,8 +24,6 @@ from . import (
     warps,
 )
 
-__all__ = ["OPERATIONS", "canonical", "check_operands", "find", "ignores_nan", "is_plain_access", "kind_of_loop"]
-
 _MODULES = (
     *(integers, floats, halves, comparisons, conversions, memory, atomics),
     *(control, barriers, warps, matrices, asynchronous, video),

@@ -227,7 +227,8 @@ def _stack(code: Code, instruction: Instruction, choices: Choices) -> str:
 _define_accesses()
 _define_addresses()
 TABLE.add("mov.T", _mov, T="b16 b32 b64 b128 u16 u32 u64 s16 s32 s64 f32 f64")
-TABLE.add("mov.vector.T", _mov_vector, vector="v2 v4", T="b8 b16 b32 b64 u8 u16 u32 u64 s8 s16 s32 s64 f32 f64")
+TABLE.add("mov.vector.T", _mov_vector, vector="v2", T="b16 b32 b64 u16 u32 u64 s16 s32 s64 f32 f64")
+TABLE.add("mov.vector.T", _mov_vector, vector="v4", T="b16 b32 u16 u32 s16 s32 f32")
 TABLE.add("mov.pred", _mov_predicate)
 TABLE.add(
     "createpolicy.fractional.first{.second}.b64",

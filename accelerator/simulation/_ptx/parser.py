@@ -397,7 +397,9 @@ class _Body:
         raise Refused(f"a branch to {name}, which is no label")
 
     def _statement(self, text: str, last_label: str) -> Statement | None:
-        if not text or _TARGETS.fullmatch(text):
+        if not text:
+            raise Refused("a statement without an instruction")
+        if _TARGETS.fullmatch(text):
             return None
         if match := _PROTOTYPE.fullmatch(text):
             for variables in match.groups(""):

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from .memory import *
     from .memory_info import *
     from .monitoring import *
+    from .out_of_memory import *
     from .pinning import *
     from .profiling import *
     from .properties import *
@@ -83,7 +84,8 @@ _NAMES = {
         reset_accumulated_memory_stats reset_peak_host_memory_stats reset_peak_memory_stats set_per_process_memory_fraction
         use_mem_pool
     """,
-    "memory_info": "available_memory get_memory_info is_out_of_memory_error mem_get_info total_memory",
+    "memory_info": "available_memory get_memory_info mem_get_info total_memory",
+    "out_of_memory": "is_out_of_memory_error",
     "snapshots": "dump_memory_snapshot memory_snapshot memory_summary record_memory_history",
     "random": """
         default_generator fork_rng get_rng_state get_rng_state_all initial_seed manual_seed manual_seed_all seed seed_all
@@ -111,7 +113,7 @@ _MODULE_OF_NAME = {name: module for module, names in _EXPORTS.items() for name i
 _SUBMODULES = ("checkpointing", "random", "simulation")
 
 # These import no torch, so they are imported under the lock that a fork waits for.
-_TORCH_FREE = ("discovery", "identity", "launching", "memory_info", "monitoring", "simulation")
+_TORCH_FREE = ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory", "simulation")
 
 __all__ = [  # pyright: ignore[reportUnsupportedDunderAll]
     "__version__",

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 
-from ._machine import description, device_argument, discovery_cache, environment, process, torch_runtime, usability
+from ._machine import description, device_argument, discovery_cache, process, torch_runtime, usability, visibility_variables
 from ._machine.description import PhysicalDevice, VisibleDevice
 from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult
@@ -136,7 +136,7 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         raise TypeError(f"env must be a mapping of variables, such as os.environ, not {type(env).__name__}")
     if env is None:
         return _described(_current())
-    environment.check(env)
+    visibility_variables.check(env)
     return _described(discovery_cache.for_environment(env))
 
 

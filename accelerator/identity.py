@@ -5,7 +5,7 @@ The functions are fork-safe: they initialize nothing in this process. If NVML ca
 
 from __future__ import annotations
 
-from ._machine import cuda, description, discovery_cache, environment, nvml
+from ._machine import cuda, description, discovery_cache, nvml, visibility_variables
 from ._machine.device_argument import Device
 from ._machine.discovery_result import Failed, NotSupported
 from ._machine.dynamo import assume_constant
@@ -142,4 +142,4 @@ def driver_cuda_version() -> tuple[int, int] | None:
         >>> acc.driver_cuda_version()
         (13, 2)
     """
-    return cuda.driver_cuda_version(environment.as_mapping(environment.snapshot()))
+    return cuda.driver_cuda_version(visibility_variables.as_mapping(visibility_variables.snapshot()))

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Iterable, MutableMapping
 from typing import Any, NamedTuple, TypeVar
 
-from ._machine import discovery_cache, environment, imports, torch_build, vendors, visibility
+from ._machine import discovery_cache, imports, torch_build, vendors, visibility, visibility_variables
 
 __all__ = [
     "communication_backend_name",
@@ -101,7 +101,7 @@ class _Limit(NamedTuple):
 def _limit(env: MutableMapping[str, str], row: vendors.Vendor) -> _Limit:
     is_cuda_list = row.grammar == vendors.CUDA_LIST
     variable = discovery_cache.backend().limiting_variable(env) if is_cuda_list else row.visible_devices[0]
-    environment.check(env, (*row.visible_devices, variable))
+    visibility_variables.check(env, (*row.visible_devices, variable))
     value = env.get(variable)
     if value is None:
         count = _count(env, row)

@@ -55,7 +55,7 @@ PAGES = {
     "launching": (("launching",), "Launching processes"),
     "devices": (("devices", "properties"), "Devices"),
     "streams": (("streams",), "Streams and events"),
-    "memory": (("memory_info", "memory", "snapshots"), "Memory"),
+    "memory": (("memory_info", "memory", "out_of_memory", "snapshots"), "Memory"),
     "random": (("random",), "Random numbers"),
     "dtypes": (("dtypes",), "Dtypes"),
     "graphs": (("graphs",), "Graphs"),

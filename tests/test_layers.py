@@ -15,7 +15,7 @@ from tests import file_list
 from tests.support import ROOT
 
 PACKAGE = ROOT / "accelerator"
-QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring", "_machine")
+QUERIES = ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory", "_machine")
 # They register functions with the modules below, which must not name them.
 REGISTERING = ("simulation", "deepspeed_bridge")
 ABOVE = (*REGISTERING, "__init__", "__main__", "_command")

@@ -10,7 +10,7 @@ import sys
 from typing import Any
 
 from .. import __version__, discovery, identity, monitoring, simulation
-from .._machine import description, discovery_cache, driver, environment, nvml, torch_build, vendors, visibility
+from .._machine import description, discovery_cache, driver, nvml, torch_build, vendors, visibility, visibility_variables
 from .._machine.discovery_result import DiscoveredDevice, Failed, NotSupported, Reader
 
 SCHEMA = 1
@@ -172,7 +172,7 @@ def _hidden_problem(device: discovery.PhysicalDevice) -> str | None:
 
 def _environment() -> dict[str, dict[str, str]]:
     """Each variable of discovery that is set, with its value and how it was read."""
-    readings = {name: _reading(name) for name in environment.VARIABLES if name in os.environ}
+    readings = {name: _reading(name) for name in visibility_variables.VARIABLES if name in os.environ}
     return {name: {"value": os.environ[name], "reading": reading} for name, reading in readings.items()}
 
 

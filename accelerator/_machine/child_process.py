@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from . import environment as this_environment
 from . import imports, process
+from . import visibility_variables as this_environment
 
 if TYPE_CHECKING:
     import subprocess

@@ -47,7 +47,7 @@ _importing, _gate = RLock(), RLock()
 _FIRST = (
     *("collections", "functools", "contextlib", "enum", "re", "typing", "json", "threading", "importlib.util"),
     *("._machine.limits", "._machine.driver_child", "._machine.visibility", "._machine.discovery_result", "._machine.nvml"),
-    *("._machine.environment", "._machine.child_process", "._machine.driver_probe", "._machine.torch_child"),
+    *("._machine.visibility_variables", "._machine.child_process", "._machine.driver_probe", "._machine.torch_child"),
     *("._machine.torch_probe", "._machine.nvml_telemetry", "._machine.torch_build", "._machine.cuda", "._machine.amdsmi"),
     *("._machine.rocm", "._machine.vendors", "._machine.torch_runtime", "._machine.discovery_cache"),
     *("._machine.host_memory", "._machine.description", "._machine.device_argument", "._machine.usability"),

@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from . import child_process, environment, process, torch_probe
+from . import child_process, process, torch_probe, visibility_variables
 
 
 class Build(NamedTuple):
@@ -110,8 +110,8 @@ def accelerator_type() -> str | None:
     if process.is_torch_imported():
         return process.torch_accelerator_type()
     entry = _type
-    if entry is None or (entry[1] is not None and entry[1] != environment.variables()):
-        variables = environment.variables()
+    if entry is None or (entry[1] is not None and entry[1] != visibility_variables.variables()):
+        variables = visibility_variables.variables()
         device_type = _read_type()
         if not is_known():
             return device_type

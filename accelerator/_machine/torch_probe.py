@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 from . import child_process, limits, process, torch_child
-from . import environment as this_environment
+from . import visibility_variables as this_environment
 from .driver_child import DriverDevice
 
 # Whether torch loads plug-ins when it is imported.

@@ -78,7 +78,7 @@ FLIPS = (
 CHANGES = (
     QUERIES
     + """
-    from accelerator._machine import discovery_cache, environment
+    from accelerator._machine import discovery_cache, visibility_variables
 
     def change_after_the_read(read, new):
         def changing():
@@ -97,11 +97,11 @@ CHANGES = (
     for name, query in queries.items():
         for old, new in itertools.permutations(all_environments, 2):
             choose(*old)
-            discovery_cache._environment = change_after_the_read(environment.snapshot, new)
+            discovery_cache._environment = change_after_the_read(visibility_variables.snapshot, new)
             result = outcome(query)
-            if discovery_cache._environment is environment.snapshot:
+            if discovery_cache._environment is visibility_variables.snapshot:
                 changed.add(name)
-            discovery_cache._environment = environment.snapshot
+            discovery_cache._environment = visibility_variables.snapshot
             if result not in (expected[old][name], expected[new][name]):
                 wrong[name] = result
     print(json.dumps([wrong, sorted(queries.keys() - changed)]))

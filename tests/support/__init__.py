@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import accelerator.simulation
-from accelerator._machine import environment as machine_environment
+from accelerator._machine import visibility_variables as machine_environment
 from tests.support import torch_processes
 
 ROOT = Path(__file__).parents[2]

@@ -1,4 +1,7 @@
-"""Recognition of out-of-memory errors, of torch and of the libraries that it calls."""
+"""Recognition of out-of-memory errors, of torch and of the libraries that it calls.
+
+The function is fork-safe: it initializes nothing and imports nothing.
+"""
 
 from __future__ import annotations
 

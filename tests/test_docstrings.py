@@ -23,11 +23,8 @@ from tests.support import run, simulated_environment
 from tests.support.discovery import on_simulated_gpus
 
 NAMES = [name for name in acc.__all__ if inspect.isfunction(getattr(acc, name))]
-QUERIES = {
-    name
-    for module in ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory")
-    for name in _EXPORTS[module]
-}
+MODULES = ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory")
+QUERIES = {name for module in MODULES for name in _EXPORTS[module]}
 INITIALIZES = "Initializes: the accelerator."
 MAY_START = "May start: a child process."
 
@@ -139,7 +136,7 @@ def test_docstring_sections(name: str) -> None:
 
 
 def test_query_modules_document_that_they_do_not_initialize() -> None:
-    for module in ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory"):
+    for module in MODULES:
         documentation = inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""
         assert "fork-safe" in documentation, module
         assert "initialize nothing" in " ".join(documentation.split()), module
@@ -171,7 +168,7 @@ def test_docstrings_document_initialization_and_child_processes() -> None:
     assert wrong == {}
     # Without NVML, every query may start a child process. The module's docstring says so, not that of each function.
     starting = {name for name, behavior in without_nvml.items() if behavior.starts_child}
-    for module in ("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory"):
+    for module in MODULES:
         if starting & set(_EXPORTS[module]):
             assert "child process" in (inspect.getdoc(sys.modules[f"accelerator.{module}"]) or ""), module
 

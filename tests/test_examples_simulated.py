@@ -14,12 +14,7 @@ from tests.support import run, simulated_environment
 PACKAGE = Path(accelerator.__file__).parent
 # Their examples need a process in which nothing has initialized the driver. One injects a fault, which would fire later.
 IN_CHILDREN = (
-    "discovery",
-    "identity",
-    "launching",
-    "memory_info",
-    "monitoring",
-    "out_of_memory",
+    *("discovery", "identity", "launching", "memory_info", "monitoring", "out_of_memory"),
     "simulation._outside.machine_faults",
 )
 

@@ -17,7 +17,6 @@ from . import (
     cuda,
     driver,
     driver_probe,
-    environment,
     limits,
     process,
     rocm,
@@ -25,13 +24,14 @@ from . import (
     torch_probe,
     torch_runtime,
     vendors,
+    visibility_variables,
 )
 from .discovery_result import Backend, DiscoveredDevice, DiscoveryResult, Failed, ListedDevices
 from .driver_child import DriverDevice
 
 _driver_count = driver.device_count
 _torch_accelerator = process.torch_accelerator
-_environment = environment.snapshot
+_environment = visibility_variables.snapshot
 
 # Equal to no key.
 _NO_KEY: Any = object()
@@ -79,7 +79,7 @@ def _discover(key: tuple[int | None, Any, list[Any]]) -> DiscoveryResult:
     full_key = key, depends_on_torch and process.is_initialized()
     if before.full_key == full_key and time.monotonic() < before.expires:
         return before.result
-    result = _discover_now(key[0], environment.as_mapping(key[2]))
+    result = _discover_now(key[0], visibility_variables.as_mapping(key[2]))
     expires = float("inf") if result.is_cacheable else time.monotonic() + limits.RETRY_AFTER_S
     entry = _Entry(key if result.is_cacheable and not depends_on_torch else _NO_KEY, full_key, expires, result)
     with _lock:

@@ -35,7 +35,7 @@ TOKEN = re.compile(
 )
 FILLERS = ("", " ", "\n", "\t ", ' /* ; } { " */ ', ' // ; } { "\n')
 REPORTS = re.compile(
-    r"static const struct access accesses.*|(?:(?<=\d)|(?<=first)), \d+(?=\))|(?<=, 0), \d+(?=, (?:&|NULL))|\.access_count = \d+"
+    r"static const struct access accesses.*|(?<=[\dt]), \d+(?=\))|(?<=, 0), \d+(?=, (?:&|NULL))|\.access_count = \d+"
 )
 
 

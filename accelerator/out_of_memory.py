@@ -1,6 +1,6 @@
 """Recognition of out-of-memory errors, of torch and of the libraries that it calls.
 
-The function is fork-safe: it initializes nothing and imports nothing.
+Its functions are fork-safe: they initialize nothing and import nothing.
 """
 
 from __future__ import annotations

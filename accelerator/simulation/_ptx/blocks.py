@@ -8,11 +8,14 @@ element for each lane (hierarchical collapsing). There are three kinds of pieces
 - In accesses of memory, the addresses are computed first, and checked together. Lanes that access adjacent memory copy it.
 - In all else, the threads of the warp run in order.
 
+A warp skips instructions whose guard holds in none of its lanes.
+
 What all threads compute alike is computed once, outside the loops.
 """
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
@@ -20,13 +23,15 @@ from typing import TYPE_CHECKING
 from . import opcodes
 from .control_flow import EXIT, BasicBlock, is_uniform_source
 from .operations import LaneAccess, Together, Waiting
-from .syntax import Instruction
+from .syntax import Instruction, Register
 
 if TYPE_CHECKING:
     from .generator import Main
 
 _LONGEST = 32
 """Instructions in a loop of arithmetic: compilers make no vectors of very long loops, or take long."""
+_SHORTEST_SKIPPED = 8
+"""Instructions without accesses of memory that a warp skips if no lane runs them."""
 _TIDS = "const u32 tid_x = w->x[lane], tid_y = w->y[lane], tid_z = w->z[lane]; (void)tid_x, (void)tid_y, (void)tid_z;"
 
 
@@ -85,6 +90,9 @@ class BlockWriter:
         # Of the open loop over warps:
         self._open: list[_Piece] | None = None
         self._read_uniform = self._live = 0
+        self._guard: tuple[Register, bool] | None = None
+        """That of the instructions which a warp skips if it holds in no lane."""
+        self._skips = 0
         main.code.range_names = "range_{}"
 
     def write(self) -> str:
@@ -140,6 +148,7 @@ class BlockWriter:
         """End the loop, at a place where some registers are live."""
         if self._open is None:
             return
+        self._end_skip()
         main, flow = self._main, self._flow
         arrays, touched, after = 0, 0, live
         bodies: list[list[str]] = []
@@ -194,8 +203,35 @@ class BlockWriter:
         piece = self._piece(kind)
         piece.lines.append(text)
         piece.uses |= self._code.uses
-        piece.note(written, read, is_certain=instruction.guard is None)
+        piece.note(written, read, is_certain=self._flow.is_certain(instruction))
         self._read_uniform |= read & ~self._varying
+
+    # Instructions with a guard
+
+    def _begin_skip(self, instructions: list[Instruction]) -> None:
+        """Let a warp skip instructions with the guard of the first one, if it holds in no lane."""
+        guard, is_negated = instructions[0].guard, instructions[0].is_guard_negated
+        if guard is None or (guard, is_negated) == self._guard:
+            return
+        run = list(itertools.takewhile(lambda each: (each.guard, each.is_guard_negated) == (guard, is_negated), instructions))
+        if len(run) < _SHORTEST_SKIPPED and not any(opcodes.is_plain_access(each.opcode) for each in run):
+            return
+        self._guard = (guard, is_negated)
+        self._skips += 1
+        mask = self._flow.mask([guard])
+        if mask & self._varying:
+            taking = f"lanes & {'~' if is_negated else ''}mask_of(a_{guard.name})"
+        else:
+            taking = f"{'!' if is_negated else ''}{guard.name} ? lanes : 0"
+        piece = self._piece("together")
+        piece.lines = [f"const u32 skip_{self._skips} = {taking};", f"if (skip_{self._skips}) {{"]
+        piece.note(0, mask, is_certain=True)
+        self._read_uniform |= mask & ~self._varying
+
+    def _end_skip(self) -> None:
+        if self._guard is not None:
+            self._guard = None
+            self._piece("together").lines = ["}"]
 
     # Blocks that all threads run together
 
@@ -214,8 +250,14 @@ class BlockWriter:
                 self._lines.append(text)
             else:
                 self._begin(before)
+                if (instruction.guard, instruction.is_guard_negated) != self._guard:
+                    self._end_skip()
+                    self._begin_skip(block.instructions[index:])
                 self._emit(instruction, live[index])
+                if self._guard is not None and written & self._flow.mask([self._guard[0]]):
+                    self._end_skip()
             before = live[index]
+        self._end_skip()
         self._end(block)
 
     def _emit(self, instruction: Instruction, live: int) -> None:
@@ -226,8 +268,9 @@ class BlockWriter:
             return
         kind, guard = opcodes.kind_of_loop(instruction), instruction.guard
         written = list(self._flow.members(self._flow.effects[id(instruction)][0]))
-        is_chosen = kind == "arithmetic" and guard is not None and len(written) == 1
-        text = self._main.instruction(replace(instruction, guard=None) if is_chosen else instruction)
+        is_alone = guard is None or (kind == "arithmetic" and self._flow.is_certain(instruction))
+        is_chosen = kind == "arithmetic" and not is_alone and len(written) == 1
+        text = self._main.instruction(replace(instruction, guard=None) if is_alone or is_chosen else instruction)
         if isinstance(text, Waiting):
             self._wait(instruction, text, live)
             return
@@ -245,22 +288,18 @@ class BlockWriter:
         is_alike = not (written | read) & self._varying and bool(written)
         return is_alike and is_uniform_source(instruction, self._flow.function) and not instruction.opcode.startswith("call")
 
-    def _together(self, instruction: Instruction, lines: list[str], *, is_certain: bool = True) -> None:
+    def _together(self, instruction: Instruction, lines: list[str]) -> None:
         written, read = self._flow.effects[id(instruction)]
         piece = self._piece("together")
         piece.lines = lines
-        piece.note(written, read, is_certain=is_certain)
+        piece.note(written, read, is_certain=self._flow.is_certain(instruction))
         self._read_uniform |= read & ~self._varying
 
     def _access(self, instruction: Instruction, access: LaneAccess) -> None:
         """Write a load or store of all lanes."""
-        guard, flow = instruction.guard, self._flow
+        flow = self._flow
         written, values = flow.effects[id(instruction)][0], flow.mask(list(access.values))
-        taking, condition = "lanes", ""
-        if guard is not None and flow.mask([guard]) & self._varying:
-            taking = f"lanes & {'~' if instruction.is_guard_negated else ''}mask_of(a_{guard.name})"
-        elif guard is not None:
-            condition = f"if ({'!' if instruction.is_guard_negated else ''}{guard.name}) "
+        taking = "lanes" if self._guard is None else f"skip_{self._skips}"
         word, log2 = f"u{access.base.type.bits}", access.log2
         first = f"({access.type.c} *){access.place('at_[0]')}"
         computed = self._lane_loop("FOR_ALL_LANES", f"at_[lane] = {access.address};", flow.mask([access.base]), 0)
@@ -268,14 +307,14 @@ class BlockWriter:
         each = access.body(lambda index: f"(({access.type.c} *)at_lane_)[{index}]")
         each = f"char *const at_lane_ = {access.place('at_[lane]')}; {each}"
         lines = [
-            f"{condition}{{ {word} at_[LANES]; const u32 taking_ = {taking};",
+            f"{{ {word} at_[LANES];",
             computed,
-            f"if (are_adjacent_{word}({access.limits}, at_, taking_, {log2})) {{ {access.type.c} *const row_ = {first};",
+            f"if (are_adjacent_{word}({access.limits}, at_, {taking}, {log2})) {{ {access.type.c} *const row_ = {first};",
             self._lane_loop("FOR_ALL_LANES", row, values, written),
-            f"}} else {{ locate_lanes_{word}(k, {access.memory}, at_, taking_, {log2}, first, {access.number});",
-            self._lane_loop("FOR_LANES(taking_)", each, values, written) + " } }",
+            f"}} else {{ locate_lanes_{word}(k, {access.memory}, at_, {taking}, {log2}, first, {access.number});",
+            self._lane_loop(f"FOR_LANES({taking})", each, values, written) + " } }",
         ]
-        self._together(instruction, lines, is_certain=guard is None)
+        self._together(instruction, lines)
 
     def _wait(self, instruction: Instruction, wait: Waiting, live: int) -> None:
         kernel, flow = self._main.kernel, self._flow

@@ -5,6 +5,7 @@ Sets of registers and of basic blocks are integers with a bit for each.
 
 from __future__ import annotations
 
+import bisect
 import functools
 import itertools
 import operator
@@ -30,6 +31,9 @@ from .syntax import (
     Vector,
 )
 from .types import PREDICATE, TYPES
+
+_Guard = tuple[Register, bool]
+"""A predicate, and whether it is negated."""
 
 EXIT = -1
 """In place of a basic block: the thread returns."""
@@ -127,7 +131,13 @@ class Flow:
                 self.mask([block.condition])
             if block.selector is not None:
                 self.mask(list(registers_of(block.selector)))
-        self.live_in, self.live_out = self._find_live()
+        self._guards: dict[int, list[_Guard]] = {}
+        """For each guarded instruction, by its id: what holds in the threads that run it."""
+        self._certain: set[int] = set()
+        needed = [self._find_guards(block) for block in self.blocks]
+        self.live_in, self.live_out = self._find_live(needed)
+        for block in self.blocks:
+            self._find_certain(block)
 
     def mask(self, registers: list[Register]) -> int:
         bits = 0
@@ -163,18 +173,90 @@ class Flow:
             registers += list(registers_of(block.selector))
         return self.mask(registers)
 
-    def _find_live(self) -> tuple[list[int], list[int]]:
+    def is_certain(self, instruction: Instruction) -> bool:
+        """Return whether no thread needs what an instruction's results were before: it has no guard, or nothing reads the
+        results in the threads that its guard skips."""
+        return instruction.guard is None or id(instruction) in self._certain
+
+    def _find_guards(self, block: BasicBlock) -> int:
+        """Find what holds in the threads that run guarded instructions, and return what they need of before the block."""
+        needed = writes = 0
+        written_under: dict[_Guard, int] = {}
+        implied: dict[_Guard, list[_Guard]] = {}
+        for instruction in block.instructions:
+            written, read = self.effects[id(instruction)]
+            own = _own_guard(instruction)
+            outer = own or (_outer_guard(instruction) if _joins_guards(instruction) else None)
+            guards = [outer, *implied.get(outer, ())] if outer is not None else []
+            self._guards[id(instruction)] = guards
+            needed |= read & ~functools.reduce(operator.or_, (written_under.get(guard, 0) for guard in guards), writes)
+            # Guards that the instruction changes hold no longer.
+            for guard in [guard for guard in {*written_under, *implied} if self.mask([guard[0]]) & written]:
+                written_under.pop(guard, None)
+                implied.pop(guard, None)
+            for others in implied.values():
+                others[:] = [guard for guard in others if not self.mask([guard[0]]) & written]
+            if own is not None:
+                if not self.mask([own[0]]) & written:
+                    written_under[own] = written_under.get(own, 0) | written
+                continue
+            writes |= written
+            if guards:
+                joined = instruction.operands[0]
+                assert isinstance(joined, Register)
+                implied[joined, False] = guards
+        return needed | (self.branch_reads(block) & ~writes)
+
+    def _find_certain(self, block: BasicBlock) -> None:
+        """Find guarded instructions whose results only instructions with their guard read."""
+        accesses: dict[int, list[int]] = {}  # for each register, the places of the instructions that read or write it
+        for place, instruction in enumerate(block.instructions):
+            for number in _numbers(functools.reduce(operator.or_, self.effects[id(instruction)])):
+                accesses.setdefault(number, []).append(place)
+        after = self.live_out[block.number] | self.branch_reads(block)
+        for place, instruction in enumerate(block.instructions):
+            if instruction.guard is None:
+                continue
+            guard = self.mask([instruction.guard])
+            uses = accesses[guard.bit_length() - 1]
+            end = next((use for use in uses if use >= place and self._written(block, use) & guard), len(block.instructions))
+            for number in _numbers(self._written(block, place)):
+                later = accesses[number][bisect.bisect_right(accesses[number], place) :]
+                if not self._is_private(block, place, end, number, later, bool(after >> number & 1)):
+                    break
+            else:
+                self._certain.add(id(instruction))
+
+    def _written(self, block: BasicBlock, place: int) -> int:
+        return self.effects[id(block.instructions[place])][0]
+
+    def _is_private(self, block: BasicBlock, place: int, end: int, number: int, later: list[int], is_live: bool) -> bool:
+        """Return whether only threads that an instruction's guard does not skip read its result.
+
+        Args:
+            block: The block.
+            place: The place of the instruction.
+            end: The place of the next one that changes the guard.
+            number: The bit of the result.
+            later: The places of instructions after it that read or write the result.
+            is_live: Whether the result is needed after the block.
+        """
+        guard = _own_guard(block.instructions[place])
+        for other in later:
+            written, read = self.effects[id(block.instructions[other])]
+            if read >> number & 1 and (other > end or guard not in self._guards[id(block.instructions[other])]):
+                return False
+            if written >> number & 1 and block.instructions[other].guard is None:
+                return True
+        return not is_live
+
+    def _find_live(self, needed: list[int]) -> tuple[list[int], list[int]]:
         count = len(self.blocks)
-        needed, killed = [0] * count, [0] * count
+        killed = [0] * count
         for block in self.blocks:
-            reads, writes = 0, 0
             for instruction in block.instructions:
-                written, read = self.effects[id(instruction)]
-                reads |= read & ~writes
                 if instruction.guard is None:
-                    writes |= written
-            needed[block.number] = reads | (self.branch_reads(block) & ~writes)
-            killed[block.number] = writes
+                    killed[block.number] |= self.effects[id(instruction)][0]
         live_in, live_out = [0] * count, [0] * count
         predecessors = self.predecessors()
         work = list(range(count))
@@ -198,7 +280,7 @@ class Flow:
         for instruction in reversed(block.instructions):
             after.append(live)
             written, read = self.effects[id(instruction)]
-            if instruction.guard is None:
+            if self.is_certain(instruction):
                 live &= ~written
             live |= read
         after.reverse()
@@ -412,7 +494,7 @@ _LONGEST_SKIPPED = 64
 
 def _flatten(blocks: list[BasicBlock]) -> list[BasicBlock]:
     """Replace branches that skip a block, or choose between two, by guards of their instructions."""
-    names = (Register(f"guard_{number}", PREDICATE) for number in itertools.count())
+    names = (Register(f"{_JOINED}{number}", PREDICATE) for number in itertools.count())
     changed = True
     while changed:
         changed = False
@@ -462,6 +544,28 @@ def _guarded(instruction: Instruction, condition: Register, is_negated: bool, na
     ]
     combine = Instruction("and.pred", (both, *terms), instruction.text)
     return [combine, replace(instruction, guard=both, is_guard_negated=False)]
+
+
+_JOINED = "guard_"
+"""What the names of predicates begin with that join two guards. Those of PTX begin otherwise."""
+
+
+def _own_guard(instruction: Instruction) -> _Guard | None:
+    return None if instruction.guard is None else (instruction.guard, instruction.is_guard_negated)
+
+
+def _joins_guards(instruction: Instruction) -> bool:
+    target = instruction.operands[0] if instruction.operands else None
+    return isinstance(target, Register) and target.name.startswith(_JOINED)
+
+
+def _outer_guard(instruction: Instruction) -> _Guard:
+    """Return the first one of the guards that an instruction joins: without it, the second one decides nothing."""
+    term = instruction.operands[1]
+    if isinstance(term, Negated):
+        return term.operand, True
+    assert isinstance(term, Register)
+    return term, False
 
 
 def _merge(blocks: list[BasicBlock]) -> list[BasicBlock]:

@@ -358,7 +358,7 @@ class _LaneWriter:
     def _poll(self, instruction: Instruction, live: int, dirty: int) -> str:
         flow, kernel = self._main.flow, self._main.kernel
         written, read = flow.effects[id(instruction)]
-        kept = (live & ~written if instruction.guard is None else live) | read
+        kept = (live & ~written if flow.is_certain(instruction) else live) | read
         number = kernel.add_point("WAIT_POLITELY", "WARP_SYNC", kernel.access(instruction), "")
         return f"if (polls_long(w, lane)) {{ {self._suspend(number, kept, dirty)} }} P{number}:;"
 

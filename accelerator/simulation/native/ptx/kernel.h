@@ -32,8 +32,7 @@
 #define FOR_ALL_LANES _Pragma("GCC ivdep") for (u32 lane = 0; lane < LANES; lane++)
 
 #define FOR_LANES(lanes)                                                                                               \
-    for (u32 lane = 0; lane < LANES; lane++)                                                                           \
-        if ((lanes) >> lane & 1)
+    for (u32 rest_ = (lanes), lane; rest_ && (lane = (u32)__builtin_ctz(rest_), true); rest_ &= rest_ - 1)
 
 #define LOCAL_OF(thread) (b->local + (thread)*b->local_stride)
 

@@ -66,8 +66,9 @@ def end_invalidated_capture(pool: tuple[int, int]) -> None:
 
     # torch 2.6 and 2.7 have the other name.
     end = getattr(torch._C, "_cuda_endAllocateToPool", None) or torch._C._cuda_endAllocateCurrentStreamToPool
-    with suppress(RuntimeError):  # torch has ended them
-        end(torch.cuda.current_device(), pool)
+    for gpu in range(torch.cuda.device_count()):
+        with suppress(RuntimeError):  # torch has ended them
+            end(gpu, pool)
 
 
 def is_driver_initialized() -> bool:

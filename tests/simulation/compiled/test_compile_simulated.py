@@ -173,21 +173,26 @@ def test_compiled_ops_draw_from_the_generator_of_their_gpu(gpu: int, current: in
 
 def test_a_captured_graph_runs_compiled_code_at_each_replay() -> None:
     """On the other GPU, with two arguments that it changes, of which one is in the middle of its memory."""
-    memory, y = torch.randn(12, device="cuda:1"), torch.randn(8, device="cuda:1")
+    from torch._inductor.utils import copy_misaligned_inputs
+
+    # torch 2.6 copies a tensor that does not begin at a multiple of 16 bytes, and the code changes only the copy.
+    start = 2 if "return_pair_idxs" in copy_misaligned_inputs.__code__.co_varnames else 4
+    memory, y = torch.randn(start + 10, device="cuda:1"), torch.randn(8, device="cuda:1")
+    middle = memory[start : start + 8]
     compiled = torch.compile(lambda x, y: (x.sin() * y, x.add_(1), y.mul_(2)))
-    compiled(memory[2:10].clone(), y.clone())
+    compiled(middle.clone(), y.clone())
     before = memory.clone(), y.clone()
     with torch.cuda.device(1):
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.graph(graph, stream=torch.cuda.Stream()), torch.cuda.device(0):
-            result, *_ = compiled(memory[2:10], y)
+            result, *_ = compiled(middle, y)
         assert_same(before, (memory, y))
-        x, factor = memory[2:10].clone(), y.clone()
+        x, factor = middle.clone(), y.clone()
         for _ in range(2):
             graph.replay()
             expected, x, factor = x.sin() * factor, x + 1, factor * 2
-            assert_same((expected, x, factor), (result, memory[2:10], y))
-    assert_same((before[0][:2], before[0][10:]), (memory[:2], memory[10:]))
+            assert_same((expected, x, factor), (result, middle, y))
+    assert_same((before[0][:start], before[0][start + 8 :]), (memory[:start], memory[start + 8 :]))
 
 
 @pytest.mark.slow

@@ -2,6 +2,8 @@
 
 ``import accelerator as acc``: importing this package imports neither torch nor NVML's binding, reads no device and never
 fails. A module of the package is imported when one of its names is first used.
+
+The examples in docstrings assume ``import torch``, ``import accelerator as acc`` and ``from accelerator import checkpointing``.
 """
 
 # ruff: noqa: F403

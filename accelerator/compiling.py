@@ -33,7 +33,6 @@ def is_triton_supported() -> bool:
         the compute capability must be at least 8.0, as DeepSpeed decides. False if Triton's kernels cannot run here.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_triton_supported()
         True
     """
@@ -54,7 +53,6 @@ def prefer_triton_grouped_mm() -> bool:
         on, True if this torch has no grouped multiplication. False elsewhere.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.prefer_triton_grouped_mm()
         False
     """
@@ -73,7 +71,6 @@ def get_compile_backend() -> str | Callable[..., Any]:
         The name or function that ``set_compile_backend`` set; by default the accelerator's own, "inductor" for most.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_compile_backend()
         'inductor'
     """
@@ -94,7 +91,6 @@ def set_compile_backend(backend: str | Callable[..., Any]) -> None:
         TypeError: if it is neither a str nor callable.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_compile_backend("eager")
         >>> acc.get_compile_backend()
         'eager'

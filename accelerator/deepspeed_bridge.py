@@ -29,7 +29,7 @@ def use_in_deepspeed() -> None:
         ImportError: if DeepSpeed is not installed.
 
     Example:
-        >>> import accelerator as acc, importlib.util
+        >>> import importlib.util
         >>> if importlib.util.find_spec("deepspeed"):
         ...     acc.use_in_deepspeed()
     """

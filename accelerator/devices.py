@@ -45,7 +45,6 @@ def current_accelerator(check_available: bool = False) -> torch.device | None:
         TypeError: if the argument is not a bool, such as a device.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.current_accelerator(check_available=True)
         device(type='cuda')
     """
@@ -65,7 +64,6 @@ def current_device_index() -> int:
         which initializes the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.current_device_index()
         0
     """
@@ -89,7 +87,6 @@ def set_device_index(device: Device, /) -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_device_index(0)
     """
     index = device if type(device) is int else cached_index(device)
@@ -117,7 +114,6 @@ def device_index(device: Device, /) -> AbstractContextManager[None]:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> with acc.device_index(0):
         ...     acc.current_device_index()
         0
@@ -149,7 +145,6 @@ def device_of(obj: Any) -> AbstractContextManager[None]:
         RuntimeError: in a bad fork.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> with acc.device_of(torch.ones(2)):
         ...     acc.current_device_index()
         0
@@ -175,7 +170,6 @@ def device(device_index: Device = None) -> torch.device:
         ``torch.device("cuda")``, ``torch.device("cuda", 1)``, ...; ``torch.device("cpu")`` under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> torch.ones(2, device=acc.device(1)).device
         device(type='cuda', index=1)
     """
@@ -192,7 +186,6 @@ def current_device() -> int:
         The index; 0 before initialization and under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.current_device()
         0
     """
@@ -206,7 +199,6 @@ def current_device_name() -> str:
         "cuda:0", "cuda:1", ...; "cpu" under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.current_device_name()
         'cuda:0'
     """
@@ -228,7 +220,6 @@ def set_device(device: Device) -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_device(0)
     """
     set_device_index(device)

@@ -52,7 +52,6 @@ def device_count() -> int:
         ``usable_devices`` leaves them out at once.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.device_count()
         2
     """
@@ -75,7 +74,6 @@ def is_available(*, strict: bool = False) -> bool:
     May start: a child process.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_available(), acc.is_available(strict=True)
         (True, True)
     """
@@ -97,7 +95,7 @@ def unavailable_reason(*, strict: bool = False) -> str | None:
     May start: a child process.
 
     Example:
-        >>> import accelerator as acc, os
+        >>> import os
         >>> os.environ["CUDA_VISIBLE_DEVICES"] = "5"
         >>> acc.unavailable_reason()
         "CUDA_VISIBLE_DEVICES='5' hides every GPU: '5' is beyond the 2 GPUs of this machine, which ends the list"
@@ -126,7 +124,6 @@ def visible_devices(env: Mapping[str, str] | None = None) -> tuple[VisibleDevice
         TypeError: if ``env`` is no mapping of strings.
 
     Example:
-        >>> import accelerator as acc
         >>> [(device.index, device.name) for device in acc.visible_devices()]
         [(0, 'Simulated GPU'), (1, 'Simulated GPU')]
         >>> [device.physical_index for device in acc.visible_devices({"CUDA_VISIBLE_DEVICES": "1"})]
@@ -153,7 +150,7 @@ def physical_devices() -> tuple[PhysicalDevice, ...]:
         The GPUs in NVML's (or amdsmi's) order, each followed by its MIG instances; empty if neither library lists any.
 
     Example:
-        >>> import accelerator as acc, os
+        >>> import os
         >>> os.environ["CUDA_VISIBLE_DEVICES"] = "1"
         >>> [(device.index, device.visible_index) for device in acc.physical_devices()]
         [(0, None), (1, 0)]
@@ -177,7 +174,6 @@ def usable_devices() -> tuple[VisibleDevice, ...]:
     May start: a child process.
 
     Example:
-        >>> import accelerator as acc
         >>> [device.index for device in acc.usable_devices()]
         [0, 1]
     """
@@ -200,7 +196,6 @@ def get_device_index(device: Device = None, *, optional: bool = True) -> int:
         The index of a visible device; for None that of the current device, which is 0 before initialization.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_device_index("cuda:1")
         1
     """
@@ -218,7 +213,6 @@ def device_name(device_index: Device = None) -> str:
         "cuda", "cuda:1", ...; "cpu" under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.device_name(), acc.device_name(1)
         ('cuda', 'cuda:1')
     """
@@ -262,7 +256,6 @@ def is_initialized() -> bool:
         backend without lazy initialization is initialized when it is loaded.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.init()
         >>> acc.is_initialized()
         True
@@ -278,7 +271,6 @@ def is_in_bad_fork() -> bool:
         process that counted devices through torch. Only torch's answer counts if this package was imported after the fork.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_in_bad_fork()
         False
     """
@@ -295,7 +287,6 @@ def is_fork_safe() -> bool:
         False after the driver is initialized in this process, and in a child of such a process.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.init()
         >>> acc.is_fork_safe()
         False
@@ -309,7 +300,6 @@ def refresh() -> None:
     Call this after a device appeared or was lost, after MIG was reconfigured, or to try an initialization again that failed.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.refresh()
         >>> acc.device_count()
         2

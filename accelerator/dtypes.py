@@ -41,7 +41,6 @@ def is_bf16_supported(including_emulation: bool = True) -> bool:
         TypeError: if the argument is not a bool, such as a device.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_bf16_supported()
         True
     """
@@ -67,7 +66,6 @@ def is_fp16_supported() -> bool:
         accelerators whether a float16 tensor can be created (the call creates one).
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_fp16_supported()
         True
     """
@@ -87,7 +85,6 @@ def is_fp64_supported() -> bool:
         one).
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_fp64_supported()
         True
     """
@@ -106,7 +103,6 @@ def is_tf32_supported() -> bool:
         function for it, else False.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_tf32_supported()
         True
     """
@@ -125,7 +121,6 @@ def is_fp8_supported() -> bool:
         architecture is gfx942, gfx950 or gfx12. False elsewhere.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_fp8_supported()
         True
     """
@@ -141,7 +136,6 @@ def supported_dtypes() -> list[torch.dtype]:
         tensors on the device can have, use ``get_device_capability()["supported_dtypes"]``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.supported_dtypes()
         [torch.float32, torch.float16, torch.bfloat16]
     """
@@ -162,7 +156,6 @@ def amp() -> ModuleType:
         ``torch.amp`` if they have none.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.amp().autocast().device
         'cuda'
     """

@@ -42,7 +42,6 @@ def op_builder_dir() -> str:
         sub-package named after the device type, such as "deepspeed.ops.op_builder.cpu". It may not exist.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.op_builder_dir().startswith("deepspeed.ops.op_builder")
         True
     """
@@ -61,7 +60,6 @@ def register_op_builder(name: str, builder: Callable[[], Any]) -> None:
         TypeError: if the name is not a str or the builder is not callable.
 
     Example:
-        >>> import accelerator as acc
         >>> class MyOpBuilder: pass
         >>> acc.register_op_builder("MyOpBuilder", MyOpBuilder)
         >>> acc.get_op_builder("MyOpBuilder") is MyOpBuilder
@@ -85,7 +83,6 @@ def get_op_builder(class_name: str) -> Any:
         The class, or None if there is none of that name.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_op_builder("NoSuchBuilder") is None
         True
     """
@@ -113,7 +110,6 @@ def create_op_builder(class_name: str) -> Any:
         An instance of the builder's class, or None if there is none of that name.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.create_op_builder("NoSuchBuilder") is None
         True
     """
@@ -128,7 +124,6 @@ def build_extension() -> type:
         The class ``torch.utils.cpp_extension.BuildExtension``, which needs setuptools.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.build_extension().__name__
         'BuildExtension'
     """

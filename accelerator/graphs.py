@@ -57,7 +57,6 @@ class Graph(_Base):
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> tensor, graph = acc.FloatTensor([1.0, 2.0]), acc.Graph()
         >>> with acc.stream(acc.Stream()), graph:
         ...     double = 2 * tensor
@@ -197,7 +196,6 @@ def create_graph() -> Graph:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.create_graph().capture_error_mode
         'default'
     """
@@ -223,7 +221,6 @@ def capture_to_graph(
         RuntimeError: under the CPU fallback and in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> graph, tensor = acc.create_graph(), acc.FloatTensor([1.0, 2.0])
         >>> with acc.capture_to_graph(graph):
         ...     double = 2 * tensor
@@ -281,7 +278,6 @@ def replay_graph(graph: Any) -> None:
         RuntimeError: if nothing was captured, under the CPU fallback, and in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> graph, total = acc.create_graph(), acc.FloatTensor([0.0])
         >>> with acc.capture_to_graph(graph):
         ...     total = total.add_(1)
@@ -306,7 +302,6 @@ def graph_pool_handle() -> tuple[int, int]:
         RuntimeError: if torch has no pools for this accelerator, under the CPU fallback, and in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> pool = acc.graph_pool_handle()
         >>> acc.Graph(pool=pool).graph_pool == pool, acc.graph_pool_handle() == pool
         (True, False)
@@ -324,7 +319,6 @@ def is_current_stream_capturing() -> bool:
         ``torch.cuda.is_current_stream_capturing``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_current_stream_capturing()
         False
     """
@@ -363,7 +357,6 @@ def make_graphed_callables(
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> double = acc.make_graphed_callables(lambda x: x + x, (acc.FloatTensor([1.0, 1.0]),))
         >>> double(acc.FloatTensor([3.0, 4.0])).tolist()
         [6.0, 8.0]

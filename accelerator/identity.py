@@ -32,7 +32,6 @@ def compute_capability(device: Device = None) -> tuple[int, int] | None:
         Major and minor; None without an accelerator, for devices other than CUDA's, and if unknown.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.compute_capability()
         (9, 0)
     """
@@ -51,7 +50,6 @@ def get_device_name(device: Device = None) -> str:
         The name; "cpu" under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_device_name(1)
         'Simulated GPU'
     """
@@ -70,7 +68,6 @@ def is_nvlink_connected(device: Device, peer_device: Device) -> bool | None:
         None if unknown, and without an accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_nvlink_connected(0, 1)
         False
     """
@@ -99,7 +96,6 @@ def numa_node(device: Device = None) -> int | None:
         The node's number; None if several are equally near, if unknown, and without an accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.numa_node(1)
         0
     """
@@ -121,7 +117,6 @@ def driver_version() -> str | None:
         The version; None if NVML does not report it.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.driver_version()
         '595.45.04'
     """
@@ -138,7 +133,6 @@ def driver_cuda_version() -> tuple[int, int] | None:
         Major and minor; from the driver, in a child process, if NVML does not report it; None without a driver.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.driver_cuda_version()
         (13, 2)
     """

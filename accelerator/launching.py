@@ -45,7 +45,6 @@ def visible_devices_envs() -> tuple[str, ...]:
         another machine. On ROCm, HIP's variable comes first. Empty for an accelerator whose variables are unknown.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.visible_devices_envs()
         ('CUDA_VISIBLE_DEVICES',)
     """
@@ -70,7 +69,6 @@ def set_visible_devices_envs(current_env: Environment, local_accelerator_ids: It
         RuntimeError: if no such variable is known for the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_visible_devices_envs({"CUDA_VISIBLE_DEVICES": "4,5"}, [1])["CUDA_VISIBLE_DEVICES"]
         '5'
     """
@@ -174,7 +172,6 @@ def export_envs() -> tuple[str, ...]:
         Prefixes of names, such as "NCCL"; none if no accelerator is available.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.export_envs()
         ('NCCL',)
     """
@@ -189,7 +186,6 @@ def communication_backend_name() -> str:
         device; "gloo" for the CPU, for accelerators without a backend of their own, and on Windows, which has no NCCL.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.communication_backend_name()
         'nccl'
     """
@@ -210,7 +206,6 @@ def communication_backend_version() -> tuple[int, ...] | None:
         unknown.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.communication_backend_version() >= (2, 20)
         True
     """

@@ -33,7 +33,6 @@ def init() -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.init()
         >>> acc.is_initialized()
         True
@@ -55,7 +54,6 @@ def lazy_call(callback: Callable[[], object]) -> None:
     The call that initializes the accelerator raises a queued function's error, as torch's ``DeferredCudaCallError``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.init()
         >>> acc.lazy_call(lambda: print("initialized"))
         initialized
@@ -74,7 +72,6 @@ def ipc_collect() -> None:
     accelerators that do not share memory this way.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.ipc_collect()
     """
     runtime = state.current()
@@ -96,7 +93,6 @@ def cudart() -> Any:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> free, total = acc.cudart().cudaMemGetInfo(0)
         >>> total == acc.total_memory(0)
         True
@@ -116,7 +112,6 @@ def current_blas_handle() -> int:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> if acc.is_available() and not acc.simulation.is_simulated() and acc.device_name() == "cuda":
         ...     handle = acc.current_blas_handle()
     """
@@ -151,7 +146,6 @@ def set_sync_debug_mode(debug_mode: int | str) -> None:
     the first call that the feature is a prototype.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_sync_debug_mode("default")
     """
     mode = _sync_debug_mode(debug_mode)
@@ -182,7 +176,6 @@ def get_sync_debug_mode() -> int:
         Mirrors ``torch.cuda.get_sync_debug_mode``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_sync_debug_mode()
         0
     """

@@ -92,7 +92,6 @@ def memory_allocated(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> before = acc.memory_allocated()
         >>> kept = acc.FloatTensor([1.0])
         >>> acc.memory_allocated() - before
@@ -115,7 +114,6 @@ def max_memory_allocated(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
         >>> total = acc.FloatTensor([1.0, 2.0]).sum().item()
         >>> acc.max_memory_allocated() > acc.memory_allocated()
@@ -138,7 +136,6 @@ def memory_reserved(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> kept = torch.ones(64 << 20, dtype=torch.uint8, device=acc.device())
         >>> acc.memory_reserved() >= kept.nbytes
         True
@@ -160,7 +157,6 @@ def max_memory_reserved(device_index: Device = None, /) -> int:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> acc.empty_cache()
         >>> acc.reset_peak_memory_stats()
         >>> large = torch.ones(64 << 20, dtype=torch.uint8, device=acc.device())
@@ -183,7 +179,6 @@ def memory_stats(device_index: Device = None, /) -> OrderedDict[str, Any]:
         ``torch.accelerator.memory_stats``.
 
     Example:
-        >>> import accelerator as acc
         >>> kept = acc.FloatTensor([1.0])
         >>> acc.memory_stats()["allocated_bytes.all.current"] >= kept.nbytes
         True
@@ -202,7 +197,6 @@ def memory_stats_as_nested_dict(device: Device = None) -> dict[str, Any]:
         ``torch.cuda.memory_stats_as_nested_dict``.
 
     Example:
-        >>> import accelerator as acc
         >>> kept = acc.FloatTensor([1.0])
         >>> acc.memory_stats_as_nested_dict()["allocated_bytes"]["all"]["current"] >= kept.nbytes
         True
@@ -226,7 +220,6 @@ def host_memory_stats() -> OrderedDict[str, Any]:
         and on accelerators whose module reports none. Mirrors ``torch.cuda.host_memory_stats``.
 
     Example:
-        >>> import accelerator as acc
         >>> kept = acc.pin_empty(1 << 20)
         >>> stats = acc.host_memory_stats()  # empty with torch 2.6
         >>> not stats or stats["active_bytes.current"] >= kept.nbytes
@@ -243,7 +236,6 @@ def host_memory_stats_as_nested_dict() -> dict[str, Any]:
         ``torch.cuda.host_memory_stats_as_nested_dict``.
 
     Example:
-        >>> import accelerator as acc
         >>> kept = acc.pin_empty(1 << 20)
         >>> stats = acc.host_memory_stats_as_nested_dict()  # empty with torch 2.6
         >>> not stats or stats["active_bytes"]["current"] >= kept.nbytes
@@ -259,7 +251,6 @@ def reset_peak_host_memory_stats() -> None:
     Mirrors ``torch.cuda.reset_peak_host_memory_stats``; does nothing if ``host_memory_stats()`` is empty.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.reset_peak_host_memory_stats()
     """
     reset: Any = _of_host_allocator("reset_peak_host_memory_stats")
@@ -273,7 +264,6 @@ def reset_accumulated_host_memory_stats() -> None:
     Mirrors ``torch.cuda.reset_accumulated_host_memory_stats``; does nothing if ``host_memory_stats()`` is empty.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.reset_accumulated_host_memory_stats()
     """
     reset: Any = _of_host_allocator("reset_accumulated_host_memory_stats")
@@ -305,7 +295,6 @@ def reset_peak_memory_stats(device_index: Device = None, /) -> None:
     Mirrors ``torch.accelerator.reset_peak_memory_stats``; does nothing before initialization and under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.reset_peak_memory_stats()
     """
     runtime = state.current(device_index)
@@ -322,7 +311,6 @@ def reset_accumulated_memory_stats(device_index: Device = None, /) -> None:
     Mirrors ``torch.accelerator.reset_accumulated_memory_stats``; does nothing before initialization and under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.reset_accumulated_memory_stats()
     """
     runtime = state.current(device_index)
@@ -337,7 +325,6 @@ def empty_cache() -> None:
     Mirrors ``torch.accelerator.empty_cache``; does nothing before initialization and under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.empty_cache()
     """
     if state.current().is_initialized:
@@ -350,7 +337,6 @@ def empty_host_cache() -> None:
     Mirrors ``torch.accelerator.empty_host_cache``; does nothing before initialization and under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.empty_host_cache()
     """
     runtime = state.current()
@@ -379,7 +365,6 @@ def set_per_process_memory_fraction(fraction: float, device: Device = None) -> N
     ``torch.cuda.set_per_process_memory_fraction``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_per_process_memory_fraction(1.0)
     """
     if not isinstance(fraction, float):
@@ -407,7 +392,6 @@ def get_per_process_memory_fraction(device: Device = None) -> float:
         the CPU fallback. Mirrors ``torch.cuda.get_per_process_memory_fraction``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_per_process_memory_fraction()
         1.0
     """
@@ -440,7 +424,6 @@ def get_allocator_backend() -> str:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.get_allocator_backend()
         'native'
     """
@@ -463,7 +446,6 @@ def create_mem_pool(**options: Any) -> Any:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> pool = acc.create_mem_pool()
         >>> with acc.use_mem_pool(pool):
         ...     x = acc.FloatTensor([1.0])
@@ -489,7 +471,6 @@ def use_mem_pool(pool: Any, device: Device = None) -> AbstractContextManager[Any
         RuntimeError: if torch has no pools for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> with acc.use_mem_pool(acc.create_mem_pool()):
         ...     x = acc.FloatTensor([1.0, 2.0])
         >>> x.sum().item()

@@ -46,7 +46,6 @@ def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:
         RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> free, total = acc.get_memory_info()
         >>> 0 < free <= total, total
         (True, 8589934592)
@@ -114,7 +113,6 @@ def mem_get_info(device: Device = None) -> tuple[int, int]:
         Free and total bytes.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.mem_get_info(1)[1] / 2**30
         8.0
     """
@@ -135,7 +133,6 @@ def total_memory(device: Device = None) -> int:
         RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.total_memory(1) / 2**30
         8.0
     """
@@ -164,7 +161,6 @@ def available_memory(device: Device = None) -> int:
         RuntimeError: if unknown, and in a child forked from a process that had initialized the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> 0 < acc.available_memory(1) <= acc.total_memory(1)
         True
     """

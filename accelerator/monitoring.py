@@ -146,7 +146,6 @@ def utilization(device: AnyDevice = None) -> int:
         ``torch.cuda.utilization``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.utilization(1)
         20
     """
@@ -165,7 +164,6 @@ def memory_usage(device: AnyDevice = None) -> int:
         ``torch.cuda.memory_usage``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.memory_usage(1)
         12
     """
@@ -183,7 +181,6 @@ def temperature(device: AnyDevice = None) -> int:
         Degrees Celsius. Mirrors ``torch.cuda.temperature``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.temperature(1)
         31
     """
@@ -201,7 +198,6 @@ def power_draw(device: AnyDevice = None) -> int:
         Milliwatts, including the board's memory. Mirrors ``torch.cuda.power_draw``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.power_draw(1)
         61000
     """
@@ -219,7 +215,6 @@ def clock_rate(device: AnyDevice = None) -> int:
         Megahertz, of the streaming multiprocessors. Mirrors ``torch.cuda.clock_rate``, whose documentation says Hz.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.clock_rate(1)
         1015
     """
@@ -238,7 +233,6 @@ def device_memory_used(device: AnyDevice = None) -> int:
         Mirrors ``torch.cuda.device_memory_used``.
 
     Example:
-        >>> import accelerator as acc
         >>> 0 <= acc.device_memory_used(1) < acc.total_memory(1)
         True
     """
@@ -259,7 +253,7 @@ def processes(device: AnyDevice = None) -> tuple[Process, ...]:
         One entry per process with a context on the device, in the driver's order.
 
     Example:
-        >>> import accelerator as acc, os
+        >>> import os
         >>> acc.FloatTensor([1.0]).device.index
         0
         >>> os.getpid() in [process.pid for process in acc.processes(0)]
@@ -278,7 +272,6 @@ def list_gpu_processes(device: AnyDevice = None) -> str:
         The device's index, then a line for each process. Mirrors ``torch.cuda.list_gpu_processes``.
 
     Example:
-        >>> import accelerator as acc
         >>> print(acc.list_gpu_processes(1).partition(chr(10))[0])
         GPU:1
     """
@@ -308,7 +301,6 @@ def telemetry(device: AnyDevice = None) -> Telemetry:
         The fields and their units are those of ``Telemetry``; None if the device does not report a field or NVML fails.
 
     Example:
-        >>> import accelerator as acc
         >>> now = acc.telemetry(1)
         >>> now.utilization, now.temperature, now.throttled
         (20, 31, False)

@@ -43,7 +43,6 @@ def is_out_of_memory_error(exception: BaseException) -> bool:
         TypeError: if it is no exception.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> acc.is_out_of_memory_error(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."))
         True
         >>> acc.is_out_of_memory_error(RuntimeError("cuDNN error: CUDNN_STATUS_EXECUTION_FAILED"))

@@ -46,7 +46,6 @@ def pin_memory(tensor: torch.Tensor, align_bytes: int = 1, *, make_copy: bool = 
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> pinned = acc.pin_memory(torch.ones(3))
         >>> pinned.tolist()
         [1.0, 1.0, 1.0]
@@ -106,7 +105,6 @@ def is_pinned(tensor: torch.Tensor) -> bool:
         RuntimeError: in a bad fork.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> acc.is_pinned(torch.ones(3))
         False
     """
@@ -125,7 +123,6 @@ def unpin_memory(tensor: torch.Tensor) -> None:
         tensor: a tensor from ``pin_memory`` or ``pin_empty``.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> acc.unpin_memory(acc.pin_memory(torch.ones(3)))
     """
 
@@ -148,7 +145,6 @@ def pin_empty(*size: Any, dtype: torch.dtype | None = None, device: str | torch.
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.pin_empty(2, 3).shape
         torch.Size([2, 3])
     """
@@ -176,7 +172,6 @@ def pin_empty_like(tensor: torch.Tensor, device: str | torch.device = "cpu", dty
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> acc.pin_empty_like(torch.ones(2, 3), dtype=torch.int8).dtype
         torch.int8
     """
@@ -191,7 +186,6 @@ def pin_memory_alignment() -> int:
         1 unless the accelerator's driver needs more to register host memory, as Ascend's does; 1 under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.pin_memory_alignment()
         1
     """
@@ -216,7 +210,6 @@ def register_host_memory(addr: int, nbytes: int) -> bool:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> tensor = torch.ones(1024)
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
         True
@@ -246,7 +239,6 @@ def unregister_host_memory(addr: int) -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> tensor = torch.ones(1024)
         >>> acc.register_host_memory(tensor.data_ptr(), tensor.nbytes)
         True

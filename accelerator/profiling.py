@@ -24,7 +24,6 @@ def range_push(msg: str, domain: str | None = None, category: str | None = None)
     Does nothing if neither torch nor the accelerator's module has ranges, and in code that ``torch.compile`` compiles.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
@@ -49,7 +48,6 @@ def range_pop(domain: str | None = None) -> None:
     Does nothing if neither torch nor the accelerator's module has ranges, and in code that ``torch.compile`` compiles.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.range_push("forward")
         >>> acc.range_pop()
     """
@@ -96,7 +94,6 @@ def annotate(msg: str, domain: str | None = None, category: str | None = None) -
         The context manager, which is re-entrant. The range ends on exceptions too.
 
     Example:
-        >>> import accelerator as acc
         >>> @acc.annotate("double")
         ... def double(x):
         ...     return 2 * x

@@ -44,7 +44,6 @@ def get_device_capability(device: Device = None, /) -> dict[str, Any]:
         RuntimeError: if torch does not report it for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> torch.float32 in acc.get_device_capability()["supported_dtypes"]
         True
     """
@@ -94,7 +93,6 @@ def get_device_properties(device: Device = None) -> Any:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> properties = acc.get_device_properties(1)
         >>> properties.name, properties.total_memory
         ('Simulated GPU', 8589934592)
@@ -123,7 +121,6 @@ def can_device_access_peer(device: Device, peer_device: Device) -> bool:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.can_device_access_peer(0, 0)
         False
     """
@@ -149,7 +146,6 @@ def get_arch_list() -> list[str]:
     May start: a child process.
 
     Example:
-        >>> import accelerator as acc
         >>> "sm_90" in acc.get_arch_list()
         True
     """
@@ -170,7 +166,6 @@ def get_gencode_flags() -> str:
     May start: a child process.
 
     Example:
-        >>> import accelerator as acc
         >>> "-gencode compute=compute_90,code=sm_90" in acc.get_gencode_flags()
         True
     """

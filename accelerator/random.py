@@ -49,7 +49,6 @@ def manual_seed(seed: int) -> None:
     ``torch.cuda.manual_seed``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.manual_seed(42)
     """
     value = _checked_seed(seed)
@@ -77,7 +76,6 @@ def manual_seed_all(seed: int) -> None:
     ``torch.cuda.manual_seed_all``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.manual_seed_all(42)
     """
     value = _checked_seed(seed)
@@ -99,7 +97,6 @@ def seed() -> None:
     Before initialization the call is queued. Seeds the CPU's generator under the CPU fallback. Mirrors ``torch.cuda.seed``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.seed()
     """
     device_type = state.current(allow_bad_fork=True).device_type
@@ -121,7 +118,6 @@ def seed_all() -> None:
     ``torch.cuda.seed_all``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.seed_all()
     """
     device_type = state.current(allow_bad_fork=True).device_type
@@ -147,7 +143,6 @@ def initial_seed(device: Device = None, /) -> int:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.manual_seed_all(42)
         >>> acc.initial_seed()
         42
@@ -168,7 +163,6 @@ def get_rng_state(device: Device = None, /) -> torch.Tensor:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> state = acc.get_rng_state()
         >>> first = torch.rand(2, device=acc.device())
         >>> acc.set_rng_state(state)
@@ -188,7 +182,6 @@ def get_rng_state_all() -> list[torch.Tensor]:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> [state.dtype for state in acc.get_rng_state_all()]
         [torch.uint8, torch.uint8]
     """
@@ -211,7 +204,6 @@ def set_rng_state(new_state: torch.Tensor, device: Device = None) -> None:
     ``torch.cuda.set_rng_state``.
 
     Example:
-        >>> import accelerator as acc
         >>> state = acc.get_rng_state()
         >>> acc.set_rng_state(state, 0)
     """
@@ -232,7 +224,6 @@ def set_rng_state_all(new_states: Iterable[torch.Tensor]) -> None:
     Before initialization the states are queued. Mirrors ``torch.cuda.set_rng_state_all``.
 
     Example:
-        >>> import accelerator as acc
         >>> states = acc.get_rng_state_all()
         >>> acc.set_rng_state_all(states)
     """
@@ -261,7 +252,6 @@ def fork_rng(devices: Iterable[Any] | None = None) -> AbstractContextManager[Non
         RuntimeError: in a bad fork, unless ``devices`` is empty.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.manual_seed_all(1)
         >>> with acc.fork_rng():
         ...     acc.manual_seed_all(2)
@@ -293,7 +283,6 @@ def default_generator(device: Device = None) -> torch.Generator:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.default_generator(1).device
         device(type='cuda', index=1)
     """

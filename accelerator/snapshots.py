@@ -35,7 +35,6 @@ def memory_summary(device: Device = None, abbreviated: bool = False) -> str:
         ``torch.cuda.memory_summary``.
 
     Example:
-        >>> import accelerator as acc
         >>> "Allocated memory" in acc.memory_summary(abbreviated=True)
         True
     """
@@ -119,7 +118,6 @@ def memory_snapshot(mempool_id: tuple[int, int] | None = None, include_traces: b
         RuntimeError: if torch has no snapshots for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> kept = acc.FloatTensor([1.0])
         >>> sum(segment["total_size"] for segment in acc.memory_snapshot() if segment["device"] == 0) == acc.memory_reserved(0)
         True
@@ -167,7 +165,6 @@ def record_memory_history(
     ``torch.cuda.memory._record_memory_history``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.record_memory_history(max_entries=100_000)
         >>> acc.record_memory_history(None)
     """
@@ -212,7 +209,7 @@ def dump_memory_snapshot(path: str | os.PathLike[str]) -> None:
     ``torch.cuda.memory._dump_snapshot``.
 
     Example:
-        >>> import accelerator as acc, os, tempfile
+        >>> import os, tempfile
         >>> path = os.path.join(tempfile.mkdtemp(), "snapshot.pickle")
         >>> acc.dump_memory_snapshot(path)
         >>> os.path.getsize(path) > 0

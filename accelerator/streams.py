@@ -60,7 +60,6 @@ def current_stream(device: Device = None, /) -> torch.Stream:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> isinstance(acc.current_stream(), acc.Stream)
         True
     """
@@ -89,7 +88,6 @@ def set_stream(stream: torch.Stream) -> None:
     Mirrors ``torch.accelerator.set_stream``; does nothing under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.set_stream(acc.current_stream())
     """
     if initialized or state.current().device_type != "cpu":
@@ -117,7 +115,6 @@ def synchronize(device: Device = None, /) -> None:
     Before initialization and under the CPU fallback this only checks its argument. Mirrors ``torch.accelerator.synchronize``.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.synchronize()
     """
     if device is None:
@@ -150,7 +147,6 @@ def stream(stream: torch.Stream | None) -> AbstractContextManager[None]:
         RuntimeError: in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> side = acc.Stream()
         >>> with acc.stream(side):
         ...     acc.current_stream() == side
@@ -181,7 +177,6 @@ def default_stream(device: Device = None) -> torch.Stream:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.current_stream() == acc.default_stream()
         True
     """
@@ -216,7 +211,6 @@ def external_stream(data_ptr: int, device: Device = None) -> torch.Stream:
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc, torch
         >>> address = torch.cuda.Stream(1).cuda_stream  # as another library would have it
         >>> acc.external_stream(address, 1).device
         device(type='cuda', index=1)
@@ -249,7 +243,6 @@ def record_stream(tensor: torch.Tensor, stream: torch.Stream) -> None:
         RuntimeError: if torch cannot record streams for this accelerator; in a bad fork.
 
     Example:
-        >>> import accelerator as acc
         >>> x, side = acc.FloatTensor([1.0]), acc.Stream()
         >>> side.wait_stream(acc.current_stream())
         >>> with acc.stream(side):
@@ -277,7 +270,6 @@ def is_synchronized_device() -> bool:
         False on an accelerator, True under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.is_synchronized_device()
         False
     """
@@ -292,7 +284,6 @@ def use_host_timers() -> bool:
         False on an accelerator, which has events for that, True under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.use_host_timers()
         False
     """
@@ -307,7 +298,6 @@ def resolves_data_dependency() -> bool:
         False on an accelerator, True under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.resolves_data_dependency()
         False
     """
@@ -322,7 +312,6 @@ def handles_memory_backpressure() -> bool:
         False on an accelerator, True under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.handles_memory_backpressure()
         False
     """

@@ -32,7 +32,6 @@ _DOCSTRING = """Return a tensor of dtype {dtype} on the current device.
     Initializes: the accelerator.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.{name}([1, 2]).dtype
         torch.{dtype}
     """
@@ -69,7 +68,6 @@ def on_accelerator(tensor: torch.Tensor) -> bool:
         Whether the tensor's device type is the accelerator's, or "cpu" under the CPU fallback.
 
     Example:
-        >>> import accelerator as acc
         >>> acc.on_accelerator(acc.FloatTensor([1.0]))
         True
     """

@@ -7,8 +7,10 @@ import importlib
 from pathlib import Path
 
 import pytest
+import torch
 
 import accelerator
+from accelerator import checkpointing
 from tests.support import run, simulated_environment
 
 PACKAGE = Path(accelerator.__file__).parent
@@ -29,7 +31,11 @@ def find_modules() -> list[str]:
 @pytest.mark.filterwarnings("ignore::FutureWarning")
 @pytest.mark.parametrize("module", find_modules())
 def test_examples_of_runtime_functions(module: str) -> None:
-    failed, tried = doctest.testmod(importlib.import_module(f"accelerator.{module}"), optionflags=doctest.ELLIPSIS)
+    failed, tried = doctest.testmod(
+        importlib.import_module(f"accelerator.{module}"),
+        extraglobs={"acc": accelerator, "torch": torch, "checkpointing": checkpointing},
+        optionflags=doctest.ELLIPSIS,
+    )
     assert tried
     assert failed == 0
 
@@ -39,9 +45,10 @@ def test_examples_in_children(module: str) -> None:
     """Run each example in its own child."""
     program = """
     import torch
-    import doctest, importlib, os, sys
+    import accelerator as acc, doctest, importlib, os, sys
     module = importlib.import_module(sys.argv[1])
-    tests = [test for test in doctest.DocTestFinder().find(module) if test.examples]
+    found = doctest.DocTestFinder().find(module, extraglobs={"acc": acc, "torch": torch})
+    tests = [test for test in found if test.examples]
     failed = []
     for test in tests:
         sys.stdout.flush()

@@ -58,8 +58,6 @@ def checkpoint(function: Callable[_P, _R], /, *args: _P.args, **kwargs: _P.kwarg
         torch.utils.checkpoint.CheckpointError: in backward, if the function does not repeat what it did in the forward.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> x = torch.ones(2, requires_grad=True)
         >>> checkpointing.checkpoint(torch.exp, x).sum().backward()
         >>> torch.equal(x.grad, x.exp())
@@ -87,8 +85,6 @@ def non_reentrant_checkpoint(function: Callable[_P, _R], /, *args: _P.args, **kw
         RuntimeError: as ``checkpoint``.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> x = torch.ones(2, requires_grad=True)
         >>> torch.autograd.grad(checkpointing.non_reentrant_checkpoint(torch.exp, x).sum(), x)[0]
         tensor([2.7183, 2.7183])

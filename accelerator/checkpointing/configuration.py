@@ -120,7 +120,6 @@ def configure(
         FileNotFoundError: if the file does not exist.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.configure(deepspeed_config={"activation_checkpointing": {"profile": True}})
         >>> checkpointing.is_configured()
         True
@@ -166,7 +165,6 @@ def is_configured() -> bool:
         True after a call that raised nothing.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.configure()
         >>> checkpointing.is_configured()
         True
@@ -183,7 +181,6 @@ def reset() -> None:
         RuntimeError: if checkpoints with arguments in the buffers wait for their backward; nothing changes.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.reset()
     """
     if current.buffers is not None:
@@ -201,7 +198,6 @@ def set_num_layers(nlayers: int) -> None:
         ValueError: if it is not positive.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.set_num_layers(12)
         >>> checkpointing.configure()
     """
@@ -220,7 +216,6 @@ def partition_activations_in_checkpoint(partition_activation: bool) -> None:
         ValueError: if contiguous checkpointing needs partitioning, or a world of several ranks has no group.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.partition_activations_in_checkpoint(True)
         >>> checkpointing.partition_activations_in_checkpoint(False)
     """

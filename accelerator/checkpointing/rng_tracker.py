@@ -366,7 +366,6 @@ def get_cuda_rng_tracker() -> CudaRNGStatesTracker:
         The only tracker of this process.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.get_cuda_rng_tracker() is checkpointing.get_cuda_rng_tracker()
         True
     """

@@ -50,8 +50,6 @@ def region_times(*, clear: bool = False) -> dict[str, RegionTimes]:
         A dict from the name of each checkpointed function (the class for a module) to its ``RegionTimes``, in seconds.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.configure(profile=True)
         >>> y = checkpointing.checkpoint(torch.nn.Linear(2, 2), torch.ones(1, 2))
         >>> checkpointing.region_times(clear=True)["Linear"].calls

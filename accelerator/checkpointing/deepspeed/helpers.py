@@ -64,8 +64,6 @@ def detach_variable(inputs: tuple[Any, ...], device: torch.device | str | None =
         TypeError: if it is not a tuple.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.detach_variable((torch.ones(1, requires_grad=True), 2))
         (tensor([1.], requires_grad=True), 2)
     """
@@ -93,8 +91,6 @@ def get_partition_size(item: torch.Tensor) -> int:
         TypeError: if it is not a tensor.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.get_partition_size(torch.ones(3, 3))
         9
     """
@@ -114,8 +110,6 @@ def get_partition_start(item: torch.Tensor) -> int:
         TypeError: if it is not a tensor.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.get_partition_start(torch.ones(3, 3))
         0
     """
@@ -134,8 +128,6 @@ def is_activation_to_checkpoint(item: Any) -> bool:
         parameter, and for a tensor whose attribute ``no_checkpointing`` is true.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> [checkpointing.is_activation_to_checkpoint(x) for x in (torch.ones(2), torch.arange(2), "mask")]
         [True, False, False]
     """
@@ -158,8 +150,6 @@ def partition_activations(args: Sequence[Any], cpu_checkpoint: bool = False, con
         ValueError: if ``contiguous_checkpoint`` is true.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.partition_activations([torch.ones(2, 2), "mask"])
         [tensor([1., 1., 1., 1.]), 'mask']
     """
@@ -196,8 +186,6 @@ def get_partitioned_activations_for_backward(
         ValueError: if ``args`` and ``inputs`` differ in length.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> args = [torch.ones(2, 2), "mask"]
         >>> parts = checkpointing.partition_activations(args)
         >>> checkpointing.get_partitioned_activations_for_backward(args, parts)
@@ -224,8 +212,6 @@ def get_cpu_activations_for_backward(args: Sequence[Any], inputs: Sequence[Any])
         TypeError: if the stored input of an activation is not a tensor.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.get_cpu_activations_for_backward([torch.ones(2), 3], [torch.zeros(2), 3])
         [tensor([0., 0.]), 3]
     """
@@ -257,8 +243,6 @@ def gather_partitioned_activations(tensors: Sequence[Any], device: torch.device 
         RuntimeError: if the group was destroyed.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.gather_partitioned_activations([torch.ones(4), torch.tensor([2, 2]), "mask", None])
         (tensor([[1., 1.],
                 [1., 1.]]), 'mask')
@@ -290,8 +274,6 @@ def extract_tensors(all_objects: Sequence[Any]) -> tuple[Sequence[Any], Sequence
         The tensors, the other objects, and for every object whether it is a tensor. All three are of the type of the argument.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.extract_tensors((torch.ones(1), "mask"))
         ((tensor([1.]),), ('mask',), (True, False))
     """
@@ -320,8 +302,6 @@ def merge_tensors(
         ValueError: if the lengths do not match the flags.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.merge_tensors((torch.ones(1),), ("mask",), (True, False))
         (tensor([1.]), 'mask')
     """

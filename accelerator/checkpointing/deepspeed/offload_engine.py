@@ -26,8 +26,6 @@ def get_offloaded_activations_for_backward(args: Sequence[Any], engine: Any) -> 
         TypeError: if the engine lacks the methods.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> class Engine(list):
         ...     def offload_input(self, tensor):
         ...         self.append(tensor.clone())
@@ -70,8 +68,6 @@ def restore_offloaded_activations(tensors: Sequence[Any], engine: Any) -> Sequen
         TypeError: if the engine lacks the methods.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> class Engine:
         ...     def offload_input(self, tensor):
         ...         return tensor.tolist()

@@ -26,8 +26,6 @@ def model_parallel_cuda_manual_seed(seed: int) -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> import torch
-        >>> from accelerator import checkpointing
         >>> checkpointing.model_parallel_cuda_manual_seed(1)
         >>> with checkpointing.get_cuda_rng_tracker().fork():
         ...     inside = torch.rand(1)
@@ -54,7 +52,6 @@ def model_parallel_reconfigure_tp_seed(seed: int) -> None:
     Initializes: the accelerator.
 
     Example:
-        >>> from accelerator import checkpointing
         >>> checkpointing.model_parallel_cuda_manual_seed(1)
         >>> checkpointing.model_parallel_reconfigure_tp_seed(2)
         >>> checkpointing.get_cuda_rng_tracker().reset()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 
 from accelerator._machine import torch_build
@@ -24,10 +26,23 @@ def initialized():
 """
 
 
-def test_devices_and_streams(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+Run = Callable[[str], str]
+
+
+@pytest.fixture
+def switch() -> str:
+    """Return the switch of the plug-in. Tests of others parametrize it."""
+    return ""
+
+
+@pytest.fixture
+def run(hostacc: Server, switch: str) -> Run:
+    """Return a function that runs a program after ``PRELUDE`` and returns its output."""
+    return lambda program: hostacc.run(PRELUDE + program, switch)
+
+
+def test_devices_and_streams(run: Run) -> None:
+    run("""
 tensor = torch.ones(2, device="hostacc:1")
 assert acc.is_available() and acc.device_count() == module.device_count() == accelerator.device_count() == 2
 assert acc.current_accelerator() == accelerator.current_accelerator() == torch.device("hostacc") == acc.device()
@@ -61,15 +76,12 @@ assert acc.FloatTensor([1.0]).device == torch.device("hostacc", 1)
 assert acc.op_builder_dir() == "deepspeed.ops.op_builder.hostacc"
 with acc.annotate("range"):
     pass
-"""
-    )
+""")
 
 
-def test_memory(hostacc: Server) -> None:
+def test_memory(run: Run) -> None:
     """Each figure equals the module's, and that of torch.accelerator if this torch reports it."""
-    hostacc.run(
-        PRELUDE
-        + """
+    run("""
 kept = [torch.ones(100 * (1 + index), device=f"hostacc:{index}") for index in range(2)]
 torch.ones(1000, device="hostacc:1")
 names = "memory_allocated", "max_memory_allocated", "memory_reserved", "max_memory_reserved"
@@ -101,16 +113,13 @@ assert "Allocated memory" in acc.memory_summary(1)
 with pytest.raises(torch.OutOfMemoryError) as raised:
     torch.empty(2**31, device="hostacc:0")
 assert acc.is_out_of_memory_error(raised.value)
-"""
-    )
+""")
 
 
 @pytest.mark.parametrize("switch", ["", "hidden-generators"])
-def test_random_numbers(hostacc: Server, switch: str) -> None:
+def test_random_numbers(run: Run) -> None:
     """The functions also work if only the module can use the generators. Until 0.3 they raised."""
-    hostacc.run(
-        PRELUDE
-        + """
+    run("""
 def drawn(index):
     return torch.rand(2, device=f"hostacc:{index}").tolist()
 acc.manual_seed_all(7)
@@ -136,15 +145,12 @@ if hasattr(module, "default_generators"):
 else:
     with pytest.raises(RuntimeError, match="has no generator of hostacc:1"):
         acc.default_generator()
-""",
-        switch,
-    )
+""")
 
 
-def test_early_seeds_reach_each_device_of_a_module_that_seeds_only_the_current_one(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+@pytest.mark.parametrize("switch", ["hidden-generators"])
+def test_early_seeds_reach_each_device_of_a_module_that_seeds_only_the_current_one(run: Run) -> None:
+    run("""
 del module.manual_seed_all
 def seeds():
     return [generator.initial_seed() for generator in module._generators]
@@ -153,21 +159,16 @@ for generator in module._generators:
 assert not initialized()
 acc.manual_seed_all(7)
 assert seeds() == [7, 7] and acc.current_device_index() == 0
-""",
-        "hidden-generators",
-    )
+""")
 
 
-def test_without_generators(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+@pytest.mark.parametrize("switch", ["no-generators"])
+def test_without_generators(run: Run) -> None:
+    run("""
 for call in (lambda: acc.manual_seed(1), acc.get_rng_state, acc.default_generator, acc.initial_seed, acc.seed):
     with pytest.raises(RuntimeError, match="has no generator of hostacc:0"):
         call()
-""",
-        "no-generators",
-    )
+""")
 
 
 LAZY = [switch for switch in SWITCHES if switch not in ("no-is_initialized", "hidden-generators")]
@@ -176,10 +177,8 @@ LAZY = [switch for switch in SWITCHES if switch not in ("no-is_initialized", "hi
 @pytest.mark.parametrize(
     "switch", ["", "hidden-generators", *(pytest.param(switch, marks=pytest.mark.slow) for switch in LAZY)]
 )
-def test_queries_and_seeds_do_not_initialize(hostacc: Server, switch: str) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+def test_queries_and_seeds_do_not_initialize(run: Run) -> None:
+    run("""
 acc.visible_devices(), acc.device_count(), acc.is_available(), acc.unavailable_reason(), acc.device_name(1)
 assert acc.current_device_index() == 0 == acc.get_device_index() and not acc.is_initialized() and acc.is_fork_safe()
 acc.synchronize(), acc.synchronize(1), acc.empty_cache(), acc.empty_host_cache(), acc.ipc_collect()
@@ -193,27 +192,23 @@ if hasattr(module, "manual_seed"):
 assert not initialized(), "a query or a seed initialized the accelerator"
 acc.init()
 assert initialized() and acc.is_initialized()
-""",
-        switch,
-    )
+""")
 
 
 @pytest.mark.parametrize("query", ["acc.visible_devices()", "acc.telemetry(1)", "acc.is_initialized(), acc.device_count()"])
-def test_answers_from_before_the_initialization_end_with_it(hostacc: Server, query: str) -> None:
+def test_answers_from_before_the_initialization_end_with_it(run: Run, query: str) -> None:
     initialize = f"acc.init()\nprint({query})\n"
-    fresh = hostacc.run(PRELUDE + initialize)
-    before, after = hostacc.run(f"{PRELUDE}print({query})\n{initialize}").splitlines()
+    fresh = run(initialize)
+    before, after = run(f"print({query})\n{initialize}").splitlines()
     assert before != after
     assert after == fresh.rstrip("\n")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("switch", ["", "no-memory", "module-memory"])
-def test_memory_before_initialization(hostacc: Server, switch: str) -> None:
+def test_memory_before_initialization(run: Run) -> None:
     """A child process imports torch and reads the figures."""
-    hostacc.run(
-        PRELUDE
-        + """
+    run("""
 if hasattr(module, "mem_get_info"):
     assert [acc.get_memory_info(index)[1] for index in range(2)] == [2**30, 2**31]
     assert acc.total_memory("hostacc:1") == 2**31 and acc.available_memory(1) <= 2**31
@@ -221,31 +216,24 @@ else:
     with pytest.raises(RuntimeError, match="memory of hostacc devices"):
         acc.get_memory_info(1)
 assert not initialized()
-""",
-        switch,
-    )
+""")
 
 
-def test_without_lazy_initialization(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+@pytest.mark.parametrize("switch", ["no-is_initialized"])
+def test_without_lazy_initialization(run: Run) -> None:
+    run("""
 assert acc.is_initialized() and acc.is_fork_safe()
 acc.set_device_index(1)
 assert acc.get_device_index() == acc.current_device_index() == 1
 assert acc.get_memory_info() == module.mem_get_info(1)
 acc.init()
-""",
-        "no-is_initialized",
-    )
+""")
 
 
 @pytest.mark.parametrize("switch", ["no-memory", "module-memory"])
-def test_without_an_allocator_registered_in_torch(hostacc: Server, switch: str) -> None:
+def test_without_an_allocator_registered_in_torch(run: Run) -> None:
     """The figures are the module's. If it has none, the functions raise an error and do not return 0."""
-    hostacc.run(
-        PRELUDE
-        + """
+    run("""
 kept = torch.ones(25, device="hostacc:1")
 assert acc.memory_stats(1) == {} == acc.memory_stats_as_nested_dict(1)
 acc.reset_accumulated_memory_stats(1), acc.reset_peak_memory_stats(1), acc.empty_cache(), acc.empty_host_cache()
@@ -260,15 +248,12 @@ else:
     with pytest.raises(RuntimeError, match="does not report the memory of hostacc devices"):
         acc.get_memory_info(1)
     assert acc.visible_devices()[1].total_memory is None
-""",
-        switch,
-    )
+""")
 
 
-def test_without_streams(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+@pytest.mark.parametrize("switch", ["no-streams"])
+def test_without_streams(run: Run) -> None:
+    run("""
 acc.init()
 acc.synchronize()
 assert acc.current_stream() == acc.default_stream()
@@ -276,9 +261,7 @@ with acc.stream(acc.current_stream(1)):
     assert acc.current_device_index() == 1
 with pytest.raises(RuntimeError, match="doesn't support create a new Stream"):
     acc.Stream()
-""",
-        "no-streams",
-    )
+""")
 
 
 def test_cuda_bindings_are_not_called(hostacc: Server) -> None:
@@ -314,10 +297,8 @@ assert acc.host_memory_stats() == {} and acc.ipc_collect() is None
     )
 
 
-def test_cuda_only_functions_raise(hostacc: Server) -> None:
-    hostacc.run(
-        PRELUDE
-        + """
+def test_cuda_only_functions_raise(run: Run) -> None:
+    run("""
 acc.init()
 assert acc.is_current_stream_capturing() is acc.is_triton_supported() is acc.prefer_triton_grouped_mm() is False
 assert not acc.visible_devices_envs() and acc.get_arch_list() == [] and acc.get_sync_debug_mode() == 0
@@ -333,8 +314,7 @@ for call in (
 called = []
 acc.lazy_call(lambda: called.append(1))
 assert called == [1]
-"""
-    )
+""")
 
 
 GRAPHS = """
@@ -363,12 +343,11 @@ INIT = f"""
 
 
 @pytest.mark.parametrize("constructors", [("new",), ("init",), ("new", "init")])
-def test_graph_uses_the_class_of_torch_accelerator(constructors: tuple[str, ...], hostacc: Server) -> None:
+def test_graph_uses_the_class_of_torch_accelerator(constructors: tuple[str, ...], run: Run) -> None:
     """Newer classes take all options in the constructor."""
     constructor = "".join({"new": NEW, "init": INIT}[name] for name in constructors)
-    hostacc.run(
-        PRELUDE
-        + GRAPHS.format(constructor=constructor, pool="", noted="")
+    run(
+        GRAPHS.format(constructor=constructor, pool="", noted="")
         + f"""
 graph = acc.Graph(True, pool=(1, 2), capture_error_mode="relaxed")
 assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
@@ -380,11 +359,10 @@ assert Recorded.calls == [*expected, "begin", "end"], Recorded.calls
     )
 
 
-def test_graph_uses_an_older_class_of_torch_accelerator(hostacc: Server) -> None:
+def test_graph_uses_an_older_class_of_torch_accelerator(run: Run) -> None:
     """Older classes take only the pool, in ``capture_begin``."""
-    hostacc.run(
-        PRELUDE
-        + GRAPHS.format(constructor="", pool=", pool=None", noted="), self.calls.append(pool")
+    run(
+        GRAPHS.format(constructor="", pool=", pool=None", noted="), self.calls.append(pool")
         + """
 graph = acc.Graph(pool=(1, 2), capture_error_mode="relaxed")
 assert isinstance(graph, acc.Graph) and isinstance(graph, Recorded)
@@ -399,19 +377,16 @@ del torch.accelerator.Graph
     )
 
 
-def test_launching(hostacc: Server) -> None:
+def test_launching(run: Run) -> None:
     """An unknown accelerator has no variable of visible devices. Its communication backend is that in torch's registry."""
-    hostacc.run(
-        PRELUDE
-        + """
+    run("""
 assert acc.communication_backend_name() == "gloo"
 with pytest.raises(RuntimeError, match="which hostacc devices a process sees"):
     acc.set_visible_devices_envs({}, [1])
 import torch.distributed
 torch.distributed.Backend.register_backend("hcl", lambda *arguments: None, devices=["hostacc"])
 assert acc.communication_backend_name() == "hcl", acc.communication_backend_name()
-"""
-    )
+""")
 
 
 @pytest.mark.slow
@@ -432,10 +407,8 @@ assert acc.communication_backend_name() == "hcl", acc.communication_backend_name
         ),
     ],
 )
-def test_compiled_code(hostacc: Server, context: str) -> None:
-    hostacc.run(
-        PRELUDE
-        + f"""
+def test_compiled_code(run: Run, context: str) -> None:
+    run(f"""
 from contextlib import nullcontext
 # Dynamo traces the module's functions, but not their calls of ctypes.
 torch.hostacc.empty_cache = torch.hostacc.reset_peak_memory_stats = lambda *arguments: None
@@ -447,8 +420,7 @@ def program(tensor):
 compiled = torch.compile(program, backend="eager", fullgraph=True)
 assert compiled(torch.ones(2)).tolist() == program(torch.ones(2)).tolist()
 assert program(torch.ones(2)).tolist() == [2.0 if "index" in "{context}" else 1.0] * 2
-"""
-    )
+""")
 
 
 FORK = """
@@ -471,11 +443,10 @@ def child():
 """
 
 
-def test_module_decides_whether_a_fork_is_bad(hostacc: Server) -> None:
+def test_module_decides_whether_a_fork_is_bad(run: Run) -> None:
     """torch's reference backend has the function, and it returns False in children, which can use the accelerator."""
-    hostacc.run(
-        PRELUDE
-        + FORK
+    run(
+        FORK
         + """
 IS_BAD = False
 module._is_in_bad_fork = lambda: False
@@ -487,11 +458,10 @@ in_child(child)
 
 
 @pytest.mark.parametrize("switch", ["", "bad-fork", "no-is_initialized"])
-def test_fork(hostacc: Server, switch: str) -> None:
+def test_fork(run: Run) -> None:
     """Queries never break fork. After initialization, a child can use the accelerator only if its module supports that."""
-    hostacc.run(
-        PRELUDE
-        + FORK
+    run(
+        FORK
         + """
 IS_BAD = False
 acc.device_count(), acc.is_available(), acc.visible_devices(), acc.memory_allocated(), acc.manual_seed(1)
@@ -502,8 +472,7 @@ torch.ones(1, device="hostacc")
 assert acc.is_fork_safe() is not IS_BAD
 in_child(child)
 acc.synchronize()
-""",
-        switch,
+"""
     )
 
 

@@ -52,8 +52,7 @@ def test_a_library_without_a_gpu() -> None:
 @on_simulated_gpus
 def test_cpu_time_of_twenty_tests_on_two_machines(tmp_path: Path) -> None:
     (tmp_path / "pytest.ini").write_text("[pytest]\n")
-    (tmp_path / "test_it.py").write_text(
-        """
+    (tmp_path / "test_it.py").write_text("""
 import pytest
 import torch
 
@@ -64,8 +63,7 @@ ONE, TWO = (pytest.mark.simulated_machine(gpus=n) for n in (1, 2))
 def test_it(_, n):
     assert torch.cuda.device_count() == n
     torch.empty(100, device=f"cuda:{n - 1}")
-"""
-    )
+""")
     import resource
 
     before = resource.getrusage(resource.RUSAGE_CHILDREN)

@@ -478,8 +478,7 @@ acc.synchronize()
 
 @pytest.mark.parametrize("first", ["acc.init()", "acc.FloatTensor([1.0])"])
 def test_failed_initialization_of_another_accelerator(first: str, hostacc: Server) -> None:
-    hostacc.run(
-        f"""
+    hostacc.run(f"""
 import sys, torch
 import hostacc.device as device_module
 
@@ -503,5 +502,4 @@ assert str(acc.current_accelerator()) == "hostacc"
 device_module.library = working
 acc.refresh()
 assert acc.is_available() and acc.FloatTensor([1.0]).device.type == "hostacc" and acc.device_count() == 2
-"""
-    )
+""")

@@ -20,8 +20,7 @@ pytestmark = on_simulated_gpus
 
 GIB = 2**30
 
-PRELUDE = textwrap.dedent(
-    """
+PRELUDE = textwrap.dedent("""
     import time
     import accelerator as acc
 
@@ -33,8 +32,7 @@ PRELUDE = textwrap.dedent(
 
     def children(log):
         return len({line.split()[0] for line in open(log) if "cuInit" in line})
-    """
-)
+    """)
 
 
 def run_program(program: str, *arguments: str, **machine: Any) -> Any:

@@ -14,8 +14,7 @@ pytestmark = on_simulated_gpus
 
 GIB, MIB = 2**30, 2**20
 
-FUNCTIONS = textwrap.dedent(
-    """
+FUNCTIONS = textwrap.dedent("""
     import accelerator as acc
     NAMES = ["utilization", "memory_usage", "device_memory_used", "temperature", "power_draw", "clock_rate"]
 
@@ -32,8 +31,7 @@ FUNCTIONS = textwrap.dedent(
     def telemetry(device):
         output = acc.telemetry(device)._asdict()
         return [output[name] for name in NAMES]
-    """
-)
+    """)
 
 
 def figures(gpu: int) -> list[int]:

@@ -22,8 +22,7 @@ PACKAGE = ROOT / "accelerator"
 PYTHON_FILES = sorted(path.relative_to(ROOT) for path in PACKAGE.rglob("*.py"))
 
 # Some queries start a child process, which must find its program wherever the package is installed.
-QUERIES = textwrap.dedent(
-    """
+QUERIES = textwrap.dedent("""
     import importlib, json, os, sys
     acc = importlib.import_module(sys.argv[1])
     results = [acc.device_count(), len(acc.visible_devices()), acc.is_available(strict=True), acc.telemetry(1).temperature]
@@ -31,8 +30,7 @@ QUERIES = textwrap.dedent(
         results += [acc.FloatTensor([1.0]).device.type, acc.checkpointing.is_configured(), acc.simulation.is_simulated(),
                     acc.__name__, "accelerator" in sys.modules]
     print(json.dumps(results))
-    """
-)
+    """)
 
 
 def run_queries(folder: Path, name: str, layer: str = "runtime") -> list[object]:

@@ -158,8 +158,7 @@ def run_on_rocm(code: str, fakes: Path, *, amdsmi: bool = True, **variables: str
     return evaluate(FIRST + textwrap.dedent(code), environment, python=(sys.executable, "-S"))
 
 
-FIRST = textwrap.dedent(
-    """
+FIRST = textwrap.dedent("""
     import accelerator as acc
     def outcome(call):
         try:
@@ -168,8 +167,7 @@ FIRST = textwrap.dedent(
             return str(error)
     def seen(env=None):
         return [device.physical_index for device in acc.visible_devices(env)]
-    """
-)
+    """)
 
 VISIBLE: list[tuple[dict[str, str], list[int]]] = [
     ({}, [2, 1, 0]),

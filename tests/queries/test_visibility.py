@@ -270,8 +270,7 @@ MACHINES: dict[str, dict[str, Any]] = {
     "mixed mig": {"gpus": 4, "name": ["Slow", "Fast"], "speed": [1, 3], "mig": [2, None, 0, 1]},
 }
 
-SERVER = DRIVER + textwrap.dedent(
-    """
+SERVER = DRIVER + textwrap.dedent("""
     import accelerator as acc
     from accelerator._machine import nvml
 
@@ -286,8 +285,7 @@ SERVER = DRIVER + textwrap.dedent(
             count = acc.device_count() if whole else None
             results.append((in_child(lambda: uuids(*started())), ours, count))
         print(json.dumps(results), flush=True)
-    """
-)
+    """)
 
 
 class Machine:

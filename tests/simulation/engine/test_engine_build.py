@@ -21,13 +21,11 @@ from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = needs_cuda_torch
 
-COMPUTE = textwrap.dedent(
-    """
+COMPUTE = textwrap.dedent("""
     import torch
     x = torch.arange(6.0, device="cuda")
     print([(x + 1).sum().item() for _ in range(2)], "engine.so" in open("/proc/self/maps").read())
-    """
-)
+    """)
 
 
 def compute(cache: Path, **variables: str) -> subprocess.CompletedProcess[str]:

@@ -231,8 +231,7 @@ def test_computing_takes_no_scratch_memory_from_the_device() -> None:
 
 
 def test_large_model_needs_no_host_memory() -> None:
-    run(
-        """
+    run("""
         import resource
         import torch
         model = torch.nn.Linear(65536, 32768, bias=False)  # 8 GiB, initialized on the CPU
@@ -244,8 +243,7 @@ def test_large_model_needs_no_host_memory() -> None:
         # In KiB. The peak of a forked process includes its parent's, which has imported torch.
         assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2 * 2**20
         assert model.weight.cpu().shape == (32768, 65536)
-        """
-    )
+        """)
 
 
 def test_values() -> None:
@@ -365,8 +363,7 @@ def test_results_are_those_of_the_arguments_of_each_call() -> None:
 
 
 def test_random_fills_of_large_tensors_of_the_cpu_write_nothing() -> None:
-    run(
-        """
+    run("""
         import torch
         fills = (
             *("normal_()", "uniform_(1, 2)", "random_()", "random_(1000)", "random_(5, 9)", "bernoulli_(1.0)"),
@@ -376,13 +373,11 @@ def test_random_fills_of_large_tensors_of_the_cpu_write_nothing() -> None:
             for count, is_written in ((2**18, True), (2**18 + 1, False)):
                 t = torch.zeros(count)
                 assert eval(f"t.{fill}") is t and bool(t.any()) == is_written, (fill, count)
-        """
-    )
+        """)
 
 
 def test_small_integers_do_not_depend_on_earlier_values() -> None:
-    run(
-        """
+    run("""
         import torch
         def dirty():
             torch.full((1000,), 77, device="cuda")  # whose memory the next tensor of this size gets
@@ -405,13 +400,11 @@ def test_small_integers_do_not_depend_on_earlier_values() -> None:
         dirty()
         ids = torch.empty(1000, dtype=torch.int64, device="cuda")  # which a kernel that is not torch's writes on a GPU
         assert ids.tolist() == [0] * 1000
-        """
-    )
+        """)
 
 
 def test_small_integers_are_computed() -> None:
-    run(
-        """
+    run("""
         import torch
         lengths = torch.tensor([3, 5, 2]).cuda()
         ends = torch.cat([lengths.new_zeros(1), lengths.cumsum(0)])
@@ -425,14 +418,12 @@ def test_small_integers_are_computed() -> None:
         assert lengths.sub_(lengths).tolist() == [0] * 3
         assert (1 // lengths).shape == (3,)  # nothing raises for a number that may have no value
         assert torch.ones(2**20, dtype=torch.int32, device="cuda").sum().item() == 0  # 4 MiB
-        """
-    )
+        """)
 
 
 def test_masks_of_floats_are_those_of_zeros() -> None:
     """Programs look for numbers that are not finite, and leave out the step if there are any."""
-    run(
-        """
+    run("""
         import torch
         for count in (1, 100, 1000, 2**21):
             x = torch.empty(count, device="cuda") + 1
@@ -448,13 +439,11 @@ def test_masks_of_floats_are_those_of_zeros() -> None:
         x = torch.empty(2000, device="cuda")
         assert (x[:1] == 0).item()
         assert torch.logical_not(x.to(torch.complex32)).all().item() and (x.to(torch.float8_e5m2) == 0).all().item()
-        """
-    )
+        """)
 
 
 def test_losses_of_sequences_of_any_length() -> None:
-    run(
-        """
+    run("""
         import torch
         torch.full((1000, 1000), 3e38, device="cuda")  # no valid index
         lengths = [torch.tensor(values, device="cuda") for values in ((50, 50, 50), (30, 25, 20))]
@@ -462,8 +451,7 @@ def test_losses_of_sequences_of_any_length() -> None:
             logs = torch.randn(50, 3, 15, device="cuda", requires_grad=True)
             targets = torch.randint(1, 15, (75,), dtype=torch.int32, device="cuda")
             torch.nn.functional.ctc_loss(logs.log_softmax(2), targets, *lengths).backward()
-        """
-    )
+        """)
 
 
 # What a GPU refuses: expressions of floats, a mask, integers, and indices of which one is out of range.
@@ -536,8 +524,7 @@ def test_numbers_on_the_host_are_taken() -> None:
     from tests.simulation.ops.test_host_arguments_simulated import REFUSED as REFUSED_NUMBERS
     from tests.simulation.ops.test_host_arguments_simulated import TAKEN
 
-    run(
-        f"""
+    run(f"""
         import pytest
         import torch
         from tests.simulation.ops.test_host_arguments_simulated import REFUSED, TAKEN
@@ -548,8 +535,7 @@ def test_numbers_on_the_host_are_taken() -> None:
             REFUSED[name](x, number.cuda())
             with pytest.raises(RuntimeError, match="same device"):
                 REFUSED[name](x, number)
-        """
-    )
+        """)
 
 
 # Calls with out= tensors without elements, of a transposed tensor of floats, images whose channels are last, and a square.
@@ -642,19 +628,16 @@ def test_own_shape_rules_are_those_of_computing() -> None:
 
 
 def test_lazily_conjugated_tensors_are_copied() -> None:
-    run(
-        """
+    run("""
         import torch
         x = torch.tensor([1 + 2j, 3 - 4j]).cuda()
         assert x.conj().clone().tolist() == x.conj().cpu().tolist() == [1 - 2j, 3 + 4j]
         assert torch.empty_like(x).copy_(x.conj()).imag.neg().clone().tolist() == [2, -4]
-        """
-    )
+        """)
 
 
 def test_sparse_gradients_of_embedding_bags() -> None:
-    run(
-        """
+    run("""
         import torch
         bags = torch.nn.EmbeddingBag(1000, 64, sparse=True).cuda()
         optimizer = torch.optim.SGD(bags.parameters(), lr=0.1)
@@ -662,13 +645,11 @@ def test_sparse_gradients_of_embedding_bags() -> None:
             bags(torch.randint(1000, (500,), device="cuda"), torch.arange(0, 500, 50, device="cuda")).sum().backward()
             optimizer.step()
         assert bags.weight.grad.is_sparse
-        """
-    )
+        """)
 
 
 def test_errors_are_those_of_computing() -> None:
-    run(
-        """
+    run("""
         import pytest
         import torch
         x = torch.ones(3, 4, device="cuda")
@@ -682,8 +663,7 @@ def test_errors_are_those_of_computing() -> None:
             x.copy_(torch.ones(5))
         with pytest.raises(torch.OutOfMemoryError):
             torch.empty(2**36, device="cuda")
-        """
-    )
+        """)
 
 
 # Expressions of a tensor of floats, one of integers and one of bfloat16: each is the first op of a process.
@@ -736,21 +716,18 @@ def test_any_op_may_be_the_first(name: str) -> None:
 
 
 def test_op_without_a_shape_rule_raises() -> None:
-    run(
-        """
+    run("""
         import pytest
         import torch
         from _accelerator_simulation._inside.rehearsal import plans
         plans.SHAPE_RULES.clear()
         with pytest.raises(NotImplementedError, match="aten::_logcumsumexp cannot be rehearsed: torch has no shape rule"):
             torch.logcumsumexp(torch.ones(3, device="cuda"), 0)
-        """
-    )
+        """)
 
 
 def test_captured_graph_allocates_only_when_it_is_captured() -> None:
-    run(
-        """
+    run("""
         import torch
         x = torch.ones(1024, 1024, device="cuda")
         graph = torch.cuda.CUDAGraph()
@@ -762,13 +739,11 @@ def test_captured_graph_allocates_only_when_it_is_captured() -> None:
         torch.cuda.synchronize()
         assert y.shape == (1024, 1024)
         assert (torch.cuda.max_memory_allocated(), torch.cuda.memory_reserved()) == before
-        """
-    )
+        """)
 
 
 def test_convolutions_keep_the_channels_last() -> None:
-    run(
-        """
+    run("""
         import torch
         from torch.nn import functional as F
         image, volume = torch.channels_last, torch.channels_last_3d
@@ -793,21 +768,18 @@ def test_convolutions_keep_the_channels_last() -> None:
                         assert all(t.is_contiguous(memory_format=expected) for t in (output, *gradients)), (formats, dtype)
                     else:
                         assert output.is_contiguous(), (formats, dtype)
-        """
-    )
+        """)
 
 
 def test_a_gradient_in_channels_last_leaves_the_layout_of_a_contiguous_convolution() -> None:
     """The patches of a vision transformer: the result is viewed as rows of channels, and so is its gradient."""
-    run(
-        """
+    run("""
         import torch
         x, weight = torch.zeros(2, 3, 32, 32).cuda().requires_grad_(), torch.zeros(8, 3, 16, 16).cuda().requires_grad_()
         output = torch.nn.functional.conv2d(x, weight, stride=16)
         gradient = torch.zeros_like(output, memory_format=torch.channels_last)
         assert all(t.is_contiguous() for t in torch.autograd.grad(output, (x, weight), gradient))
-        """
-    )
+        """)
 
 
 KERNEL_MEMORY = """
@@ -1038,8 +1010,7 @@ def test_kernels_take_memory_of_the_device_of_their_arguments() -> None:
 
 
 def test_variables_of_programs_without_ptx_have_memory() -> None:
-    run(
-        """
+    run("""
         import ctypes
         import torch
         from tests.simulation.extensions.binaries import Binary
@@ -1054,8 +1025,7 @@ def test_variables_of_programs_without_ptx_have_memory() -> None:
         assert runtime.cudaGetSymbolAddress(ctypes.byref(address), variable) == 0 and address.value
         assert runtime.cudaMemcpyToSymbol(variable, sent, *part, 1) == 0
         assert runtime.cudaMemcpyFromSymbol(received, variable, *part, 2) == 0 and received.value == b"values"
-        """
-    )
+        """)
 
 
 @pytest.mark.slow

@@ -112,8 +112,7 @@ def test_collectives_are_those_of_equal_ranks(rank: int, world: int) -> None:
 
 
 def test_collectives_of_the_cpu() -> None:
-    run(
-        """
+    run("""
         value = torch.tensor([1.0])
         dist.all_reduce(value, dist.ReduceOp.MAX)
         assert value.item() == 1.0
@@ -125,14 +124,12 @@ def test_collectives_of_the_cpu() -> None:
         dist.barrier(group)
         dist.monitored_barrier(group)
         group.monitored_barrier()  # as Lightning calls it
-        """
-    )
+        """)
 
 
 @pytest.mark.slow
 def test_store_of_a_program() -> None:
-    run(
-        """
+    run("""
         store = dist.TCPStore("localhost", 1, world, is_master=rank == 0)
         assert isinstance(store, dist.TCPStore) and store.port == 1
         store.set("key", "value")
@@ -146,13 +143,11 @@ def test_store_of_a_program() -> None:
         assert isinstance(store, dist.FileStore) and store.path == "/no/such/folder"
         store.wait(["of another rank"])
         assert store.get("of another rank") == bytes(128)
-        """
-    )
+        """)
 
 
 def test_stores_answer_as_torchs_for_their_own_values() -> None:
-    run(
-        """
+    run("""
         stores = dist.TCPStore("localhost", 1, world, is_master=False), dist.HashStore()
         calls = (
             *(("set", "a", "1"), ("get", "a"), ("set", "a", "2"), ("get", "a"), ("add", "n", 3), ("get", "n")),
@@ -169,8 +164,7 @@ def test_stores_answer_as_torchs_for_their_own_values() -> None:
             clone = stores[0].clone()
             clone.set("of the clone", "1")
             assert stores[0].get("of the clone") == b"1"
-        """
-    )
+        """)
 
 
 @pytest.mark.slow
@@ -201,8 +195,7 @@ def test_threads_of_torch_leave_the_store_alone(given: str | None) -> None:
 
 
 def test_ranks_of_init_methods() -> None:
-    run(
-        """
+    run("""
         environment = {"RANK": "5", "WORLD_SIZE": "7"}
         for query, given, variables in (
             *(("?rank=5&world_size=7", {}, {}), ("?world_size=7", {"rank": 5}, {}), ("", {"rank": 5, "world_size": 7}, {})),
@@ -221,8 +214,7 @@ def test_ranks_of_init_methods() -> None:
             del os.environ[name]
             with pytest.raises(ValueError, match=f"environment variable {name} expected, but not set"):
                 dist.init_process_group("nccl")
-        """
-    )
+        """)
 
 
 def test_values_that_nobody_sends_are_not_known() -> None:
@@ -291,8 +283,7 @@ def test_objects_take_the_memory_through_which_they_are_sent() -> None:
 
 
 def test_objects() -> None:
-    run(
-        """
+    run("""
         objects = [None] * world
         dist.all_gather_object(objects, {"rank": rank})
         assert objects == [{"rank": 3}] * world
@@ -313,8 +304,7 @@ def test_objects() -> None:
             dist.send_object_list(["to nobody"], 0)
         with pytest.raises(RuntimeError, match="recv_object_list: this rank is rehearsed alone"):
             dist.recv_object_list([None], src=0)
-        """
-    )
+        """)
 
 
 @pytest.mark.parametrize(("rank", "ranks"), [(3, [1, 3, 5]), (5, [0, 5])])

@@ -15,8 +15,8 @@ from typing import TYPE_CHECKING
 import pytest
 
 from accelerator.simulation._outside.state_folder import state_folder
-from tests.simulation.pytest_plugin.test_pytest_plugin import hide_torch
 from tests.support import plain_environment
+from tests.support.pytest_suite import Suite
 from tests.support.simulation import DEADLINE, REPOSITORY, linux_only
 from tests.support.simulation_driver import needs_cuda_torch
 
@@ -146,7 +146,7 @@ def test_an_inner_simulation_ends_alone(start: _Start, tmp_path: Path) -> None:
 def test_a_killed_pytest_ends_its_machines(
     start: _Start, tmp_path: Path, options: list[str], name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    hide_torch(tmp_path)
+    Suite(tmp_path).hide_torch()
     file = tmp_path / "test_killed.py"
     file.write_text(TEST.format(command=COMMAND.format(folder=tmp_path)))
     started = start(tmp_path, [*PYTEST, *options, f"{file}::{name}"], 2)
@@ -163,7 +163,7 @@ def test_a_killed_pytest_ends_its_machines(
 
 
 def test_a_killed_server_ends_its_test(start: _Start, tmp_path: Path) -> None:
-    hide_torch(tmp_path)
+    Suite(tmp_path).hide_torch()
     file = tmp_path / "test_killed.py"
     file.write_text(SERVED.format(folder=str(tmp_path)))
     started = start(tmp_path, [*PYTEST, str(file)], 1)

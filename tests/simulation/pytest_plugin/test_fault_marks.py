@@ -2,20 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.support.discovery import on_simulated_gpus
+from tests.support.pytest_suite import Suite
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_each_test_has_its_faults_and_unfired_ones_are_warnings(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_each_test_has_its_faults_and_unfired_ones_are_warnings(suite: Suite) -> None:
+    suite.write("""
         import pytest
         import torch
 
@@ -35,20 +31,16 @@ def test_each_test_has_its_faults_and_unfired_ones_are_warnings(tmp_path: Path) 
         @pytest.mark.simulated_machine(gpus=1, faults=["xid=7"])
         def test_wrong_words():
             pass
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 3, "error": 1}, done.stdout + done.stderr
+    """)
+    done = suite.check({"passed": 3, "error": 1})
     assert "simulated_machine: fault 'xid=7': Xid 7 is not simulated" in done.stdout
     assert "the fault hang,after_ops=5000 never fired, after 3 ops" in done.stdout
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_test_sees_its_machine_after_its_module_has_asked_nvml(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_a_test_sees_its_machine_after_its_module_has_asked_nvml(suite: Suite) -> None:
+    suite.write("""
         import pynvml
         import pytest
         import torch
@@ -73,7 +65,5 @@ def test_a_test_sees_its_machine_after_its_module_has_asked_nvml(tmp_path: Path)
             with pytest.raises(RuntimeError, match="uncorrectable ECC error"):
                 x.add_(1)
             assert errors() == 1
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 2}, done.stdout + done.stderr
+    """)
+    suite.check({"passed": 2})

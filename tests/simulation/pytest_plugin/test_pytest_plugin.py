@@ -18,34 +18,7 @@ import pytest
 from accelerator.simulation._pytest import session
 from tests.support import ROOT, plain_environment
 from tests.support.discovery import on_simulated_gpus
-
-PLUGIN = "accelerator.simulation.pytest_plugin"
-
-
-def write(directory: Path, source: str, name: str = "test_it.py") -> Path:
-    path = directory / name
-    path.write_text("from __future__ import annotations\n\n" + textwrap.dedent(source))
-    return path
-
-
-def hide_torch(directory: Path) -> None:
-    """Keep the servers of machines from importing torch, which takes longer than tests that do not use it."""
-    (directory / "conftest.py").write_text("import sys\nsys.modules['torch'] = None\n")
-
-
-def start(directory: Path, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    """Run pytest with the plug-in on the tests of a directory."""
-    command = [sys.executable, "-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--rootdir", str(directory), *arguments]
-    environment = plain_environment(**variables)
-    environment.pop("PYTEST_XDIST_WORKER", None)  # set if xdist runs this test
-    return subprocess.run(command, cwd=directory, env=environment, capture_output=True, text=True, timeout=240, check=False)
-
-
-def counts(done: subprocess.CompletedProcess[str]) -> dict[str, int]:
-    """Return the counts of pytest's last line, such as {"passed": 2}."""
-    last = [line for line in done.stdout.splitlines() if re.search(r" in [0-9.]+s", line)]
-    assert last, done.stdout + done.stderr
-    return {word: int(n) for n, word in re.findall(r"(\d+) (passed|failed|skipped|xfailed|xpassed|error)", last[-1])}
+from tests.support.pytest_suite import PLUGIN, Suite, counts
 
 
 def results(path: Path) -> list[tuple[str, list[tuple[str, str | None, str]]]]:
@@ -141,14 +114,14 @@ EVERY_OUTCOME = """
 
 
 @on_simulated_gpus
-def test_reports_equal_those_of_a_normal_run(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
-    write(tmp_path, EVERY_OUTCOME)
-    normal = start(tmp_path, "--junitxml=normal.xml", "-rA")
-    marked = start(tmp_path, "--junitxml=marked.xml", "-rA", MARKED="1")
+def test_reports_equal_those_of_a_normal_run(suite: Suite) -> None:
+    suite.hide_torch()
+    suite.write(EVERY_OUTCOME)
+    normal = suite.run("--junitxml=normal.xml", "-rA")
+    marked = suite.run("--junitxml=marked.xml", "-rA", MARKED="1")
     assert counts(marked) == counts(normal) == {"failed": 4, "passed": 7, "skipped": 3, "xfailed": 1, "error": 2}
     assert "session up, pid" in marked.stdout
-    assert results(tmp_path / "marked.xml") == results(tmp_path / "normal.xml")
+    assert results(suite.path / "marked.xml") == results(suite.path / "normal.xml")
     assert marked.returncode == normal.returncode == 1
     # Compare the order of these lines alone. The marked run tears the session's fixture down with its test, the normal run at
     # the end, so their other output differs.
@@ -164,10 +137,8 @@ def test_reports_equal_those_of_a_normal_run(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_each_mark_runs_on_its_own_machine(suite: Suite) -> None:
+    suite.write("""
         import os, sys
         import pytest
         import accelerator as acc
@@ -204,21 +175,17 @@ def test_each_mark_runs_on_its_own_machine(tmp_path: Path) -> None:
 
         def test_here():
             assert acc.device_count() == 0
-        """,
-    )
-    done = start(tmp_path, "-rs", "-p", "no:randomly")
-    assert counts(done) == {"passed": 12, "skipped": 2}, done.stdout
+    """)
+    done = suite.check({"passed": 12, "skipped": 2}, "-rs", "-p", "no:randomly")
     assert "needs 2 GPUs, 1 visible" in done.stdout
     assert "needs 1 GPUs, none visible: " in done.stdout
 
 
 @on_simulated_gpus
 @pytest.mark.slow
-def test_ends_of_test_processes(tmp_path: Path) -> None:
+def test_ends_of_test_processes(suite: Suite) -> None:
     """Each way in which the process can end, in and after each phase; and what becomes of the test's own processes."""
-    write(
-        tmp_path,
-        """
+    suite.write("""
         import multiprocessing, os, signal, time
         import pytest
 
@@ -259,17 +226,16 @@ def test_ends_of_test_processes(tmp_path: Path) -> None:
             with open("daemons", "a") as file:
                 file.writelines(f"{child.pid}\\n" for child in children)
             assert passes
-        """,
-    )
-    hide_torch(tmp_path)
-    with (tmp_path / "conftest.py").open("a") as conftest:
+    """)
+    suite.hide_torch()
+    with (suite.path / "conftest.py").open("a") as conftest:
         conftest.write(
             "import os\ndef pytest_runtest_logfinish(nodeid):\n"
             "    if os.environ.get('ACCELERATOR_SIM_GPUS') and 'after-' in nodeid:\n"
             "        import test_it; test_it.ENDS[nodeid.rstrip(']').rpartition('-')[2]]()\n"
         )
-    done = start(tmp_path, "--junitxml=result.xml", "-p", "no:randomly")
-    reported = {name.rpartition(".")[2]: parts for name, parts in results(tmp_path / "result.xml")}
+    done = suite.run("--junitxml=result.xml", "-p", "no:randomly")
+    reported = {name.rpartition(".")[2]: parts for name, parts in results(suite.path / "result.xml")}
     ends = {"status0": "with status 0", "status3": "with status 3", "SIGSEGV": "by SIGSEGV"}
     for end, text in ends.items():
         for phase, kind in (("setup", "error"), ("call", "failure"), ("teardown", "error")):
@@ -284,7 +250,7 @@ def test_ends_of_test_processes(tmp_path: Path) -> None:
     own = output[output.index("___ test_after_them ___") :]
     assert own.partition("test_daemons")[0].count("printed before") == 0
     assert counts(done) == {"failed": 6, "passed": 8, "error": 8}, done.stdout
-    daemons = [Path("/proc", line, "stat") for line in (tmp_path / "daemons").read_text().split()]
+    daemons = [Path("/proc", line, "stat") for line in (suite.path / "daemons").read_text().split()]
     assert len(daemons) == 12
     # A process that has ended stays in state Z as long as the system's first process does not wait for it.
     assert [path for path in daemons if path.exists() and path.read_text().rpartition(")")[2].split()[0] != "Z"] == []
@@ -292,10 +258,8 @@ def test_ends_of_test_processes(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_collection_that_initializes_the_driver_is_an_error(suite: Suite) -> None:
+    suite.write("""
         import pytest, torch
 
         if torch.cuda.is_available():
@@ -304,20 +268,16 @@ def test_collection_that_initializes_the_driver_is_an_error(tmp_path: Path) -> N
         @pytest.mark.simulated_machine(gpus=1)
         def test_it():
             pass
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"error": 1}
+    """)
+    done = suite.check({"error": 1})
     assert "Collecting the tests initialized the CUDA driver" in done.stdout
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_collection_may_ask_whether_there_are_gpus(tmp_path: Path) -> None:
+def test_collection_may_ask_whether_there_are_gpus(suite: Suite) -> None:
     """torch.utils.cpp_extension asks when it is imported. The variable that makes this safe is not that of the tests."""
-    write(
-        tmp_path,
-        """
+    suite.write("""
         import os
         import pytest, torch
 
@@ -328,18 +288,14 @@ def test_collection_may_ask_whether_there_are_gpus(tmp_path: Path) -> None:
             assert has_gpu
             assert torch.ones(2, device="cuda").sum().item() == 2
             assert "PYTORCH_NVML_BASED_CUDA_CHECK" not in os.environ
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 1}, done.stdout
+    """)
+    suite.check({"passed": 1})
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_collection_failure_on_the_simulated_machine(suite: Suite) -> None:
+    suite.write("""
         import pytest
         import accelerator as acc
 
@@ -358,13 +314,11 @@ def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(gpus=3)
         def test_three():
             pass
-        """,
-    )
-    write(tmp_path, "", "conftest.py").write_text(
+    """)
+    suite.write("", "conftest.py").write_text(
         "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n    raise SystemExit('no three here')\n"
     )
-    done = start(tmp_path)
-    assert counts(done) == {"error": 3}, done.stdout
+    done = suite.check({"error": 3})
     assert "could not be collected on its simulated machine" in done.stdout
     assert "RuntimeError: one is too few" in done.stdout
     assert "its simulated machine did not: collection depends on the machine" in done.stdout
@@ -373,10 +327,8 @@ def test_collection_failure_on_the_simulated_machine(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_tests_after_the_end_of_their_server(suite: Suite) -> None:
+    suite.write("""
         import os, signal, time
         import pytest
 
@@ -400,27 +352,23 @@ def test_tests_after_the_end_of_their_server(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(gpus=1)
         def test_after():
             pass
-        """,
-    )
-    write(tmp_path, "", "conftest.py").write_text(
+    """)
+    suite.write("", "conftest.py").write_text(
         "import os\nif os.environ.get('ACCELERATOR_SIM_GPUS') == '3':\n"
         "    open('starts', 'a').write('.')\n    raise SystemExit('no three here')\n"
     )
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 2, "error": 3}, done.stdout
+    done = suite.check({"passed": 2, "error": 3})
     reports, _, _ = done.stdout.partition("short test summary")
     assert reports.count("the server process of the test's simulated machine ended by SIGKILL") == 1
-    assert (tmp_path / "starts").read_text() == "."  # a server that does not start is not started again for the next test
+    assert (suite.path / "starts").read_text() == "."  # a server that does not start is not started again for the next test
 
 
 @pytest.mark.slow
 @on_simulated_gpus
 @pytest.mark.parametrize("method", ["signal", "thread"])
-def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> None:
+def test_pytest_timeout_on_a_simulated_machine(method: str, suite: Suite) -> None:
     pytest.importorskip("pytest_timeout")
-    write(
-        tmp_path,
-        f"""
+    suite.write(f"""
         import time
         import pytest
         pytestmark = pytest.mark.simulated_machine(gpus=1)
@@ -432,10 +380,8 @@ def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> N
 
         def test_next():
             pass
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"failed": 1, "passed": 1}, done.stdout
+    """)
+    done = suite.check({"failed": 1, "passed": 1})
     assert "AssertionError" not in done.stdout + done.stderr
     assert "printed before" in done.stdout
     if method == "signal":
@@ -447,10 +393,8 @@ def test_pytest_timeout_on_a_simulated_machine(method: str, tmp_path: Path) -> N
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_maxfail_and_pytest_exit(suite: Suite) -> None:
+    suite.write("""
         import pytest
         pytestmark = pytest.mark.simulated_machine(gpus=1)
 
@@ -462,14 +406,12 @@ def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
 
         def test_last():
             pass
-        """,
-    )
-    done = start(tmp_path, "-x", "--pdb")
-    assert counts(done) == {"failed": 1}
+    """)
+    done = suite.check({"failed": 1}, "-x", "--pdb")
     assert done.returncode == 1
     assert IN_A_PROCESS_OF_ITS_OWN in done.stdout
     assert "python -m accelerator simulate --gpus 1 -- python -m pytest --pdb test_it.py::test_first" in done.stdout
-    done = start(tmp_path)
+    done = suite.run()
     assert done.returncode == 7
     assert "that is enough" in done.stdout + done.stderr
     assert counts(done) == {"failed": 1}
@@ -477,10 +419,8 @@ def test_maxfail_and_pytest_exit(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_pdb_opens_in_place_on_a_matching_machine(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_pdb_opens_in_place_on_a_matching_machine(suite: Suite) -> None:
+    suite.write("""
         import pytest
         import accelerator as acc
 
@@ -493,13 +433,12 @@ def test_pdb_opens_in_place_on_a_matching_machine(tmp_path: Path) -> None:
         @pytest.mark.simulated_machine(2, memory="2GiB")
         def test_of_another_machine():
             assert acc.device_count() == 2
-        """,
-    )
+    """)
     simulate = ["-m", "accelerator", "simulate", "--gpus", "2", "--memory", "1GiB", "--", sys.executable]
-    pytest_command = ["-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--pdb", "--rootdir", str(tmp_path)]
+    pytest_command = ["-m", "pytest", "-p", PLUGIN, "-p", "no:cacheprovider", "--pdb", "--rootdir", str(suite.path)]
     done = subprocess.run(
         [sys.executable, *simulate, *pytest_command],
-        cwd=tmp_path,
+        cwd=suite.path,
         env=plain_environment(),
         input="p 'devices', count\ncontinue\n",
         capture_output=True,
@@ -602,11 +541,9 @@ def test_a_debugger_opens_on_the_machine_of_the_mark(
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
-    write(
-        tmp_path,
-        """
+def test_two_machines_keep_their_temporary_folders(suite: Suite) -> None:
+    suite.hide_torch()
+    suite.write("""
         from pathlib import Path
         import pytest
 
@@ -614,24 +551,21 @@ def test_two_machines_keep_their_temporary_folders(tmp_path: Path) -> None:
             "gpus", [pytest.param(gpus, marks=pytest.mark.simulated_machine(gpus)) for gpus in (1, 2, 1, 2)]
         )
         def test_folders(gpus, tmp_path):
-            (tmp_path / "kept").write_text(str(gpus))
+            (suite.path / "kept").write_text(str(gpus))
             with open("folders", "a+") as file:
-                file.write(f"{tmp_path}\\n")
+                file.write(f"{suite.path}\\n")
                 file.seek(0)
                 folders = [Path(line) for line in file.read().splitlines()]
             assert [(folder / "kept").read_text() for folder in folders] == ["1", "2", "1", "2"][: len(folders)]
             assert len({folder.parent for folder in folders}) == min(len(folders), 2)
-        """,
-    )
-    done = start(tmp_path, "-p", "no:randomly")
-    assert counts(done) == {"passed": 4}, done.stdout
+    """)
+    suite.check({"passed": 4}, "-p", "no:randomly")
 
 
 @on_simulated_gpus
-def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
-    write(
-        tmp_path,
+def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(suite: Suite) -> None:
+    suite.hide_torch()
+    suite.write(
         """
         import os, signal, time
         import pytest
@@ -655,8 +589,8 @@ def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(tmp_pa
         """,
         "test_first.py",
     )
-    write(tmp_path, "import os\ndef test_it():\n    assert 'FIXTURE' not in os.environ\n", "test_second.py")
-    assert counts(start(tmp_path)) == {"passed": 3}
+    suite.write("import os\ndef test_it():\n    assert 'FIXTURE' not in os.environ\n", "test_second.py")
+    suite.check({"passed": 3})
 
 
 def test_flags_and_path_of_the_interpreter_are_kept(tmp_path: Path) -> None:
@@ -733,10 +667,8 @@ def test_options_in_pdb_note_equal_the_marks_machine() -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_durations_include_the_start_of_the_machine(suite: Suite) -> None:
+    suite.write("""
         import time
         import pytest
         pytestmark = pytest.mark.simulated_machine(gpus=1)
@@ -746,12 +678,11 @@ def test_durations_include_the_start_of_the_machine(tmp_path: Path) -> None:
 
         def test_second():
             pass
-        """,
-    )
-    (tmp_path / "conftest.py").write_text(
+    """)
+    (suite.path / "conftest.py").write_text(
         "import os, time\nif os.environ.get('ACCELERATOR_SIM_GPUS'):\n    time.sleep(2)\n"  # makes the start slow
     )
-    done = start(tmp_path, "--durations=0", "--durations-min=0.0005", "-vv")
+    done = suite.run("--durations=0", "--durations-min=0.0005", "-vv")
     seconds = {
         (phase, test): float(duration)
         for duration, phase, test in re.findall(r"^([0-9.]+)s (setup|call) +test_it.py::(\w+)", done.stdout, re.MULTILINE)
@@ -796,10 +727,10 @@ SESSION = """
 
 @on_simulated_gpus
 @pytest.mark.parametrize("workers", [[], pytest.param(["-n2"], marks=pytest.mark.slow)])
-def test_session_on_simulated_gpus(workers: list[str], tmp_path: Path) -> None:
-    write(tmp_path, SESSION)
-    (tmp_path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
-    done = start(tmp_path, "--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
+def test_session_on_simulated_gpus(workers: list[str], suite: Suite) -> None:
+    suite.write(SESSION)
+    (suite.path / "conftest.py").write_text("def pytest_addoption(parser):\n    parser.addoption('--ours')\n")
+    done = suite.run("--simulate-gpus=2", "--ours", "x", *workers, "-rPs", PYTEST_ADDOPTS="--simulate-memory 3GiB")
     assert done.returncode == 0, done.stdout
     assert counts(done) == {"passed": 2, "skipped": 3}
     assert [f"needs {needed} GPUs, 2 visible" in done.stdout for needed in (1, 3, 4, 5)] == [False, True, True, True]
@@ -834,20 +765,20 @@ MARKS_OF_A_SESSION = """
 
 
 @on_simulated_gpus
-def test_marks_take_what_they_do_not_say_from_the_session(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
-    write(tmp_path, MARKS_OF_A_SESSION)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nsimulate_memory = 3GiB\nsimulate_name = A100-40GB\nsimulate_races = true\n")
-    done = start(tmp_path, "-c", str(tmp_path / "pytest.ini"))
-    assert counts(done) == {"passed": 3}, done.stdout + done.stderr
+def test_marks_take_what_they_do_not_say_from_the_session(suite: Suite) -> None:
+    suite.hide_torch()
+    suite.write(MARKS_OF_A_SESSION)
+    (suite.path / "pytest.ini").write_text(
+        "[pytest]\nsimulate_memory = 3GiB\nsimulate_name = A100-40GB\nsimulate_races = true\n"
+    )
+    suite.check({"passed": 3}, "-c", str(suite.path / "pytest.ini"))
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_session_on_gpus_with_a_name(tmp_path: Path) -> None:
-    write(tmp_path, "import accelerator as acc\ndef test_it():\n    assert 'H100' in acc.visible_devices()[0].name\n")
-    done = start(tmp_path, "--simulate-gpus=1", "--simulate-name=H100")
-    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+def test_session_on_gpus_with_a_name(suite: Suite) -> None:
+    suite.write("import accelerator as acc\ndef test_it():\n    assert 'H100' in acc.visible_devices()[0].name\n")
+    done = suite.check({"passed": 1}, "--simulate-gpus=1", "--simulate-name=H100")
     assert "simulated GPUs: 1 of H100\n" in done.stdout
 
 
@@ -879,25 +810,24 @@ CONFIGURED = """
     ],
 )
 @pytest.mark.parametrize("table", ["tool.pytest.ini_options", pytest.param("tool.pytest", marks=pytest.mark.slow)])
-def test_session_of_a_configuration_file(table: str, arguments: list[str], expected: str, tmp_path: Path) -> None:
+def test_session_of_a_configuration_file(table: str, arguments: list[str], expected: str, suite: Suite) -> None:
     if table == "tool.pytest" and pytest.version_tuple < (9,):
         pytest.skip("pytest reads this table from version 9 on")
-    write(tmp_path, CONFIGURED)
+    suite.write(CONFIGURED)
     quote = '"' if table == "tool.pytest" else ""  # options of pytest's own table have types
     options = f'[{table}]\nsimulate_gpus = {quote}2{quote}\nsimulate_memory = "3GiB"\nsimulate_races = true\n'
-    (tmp_path / "pyproject.toml").write_text(options)
+    (suite.path / "pyproject.toml").write_text(options)
     races = {} if expected == "0 0" else {"RACES": "1"}
-    done = start(tmp_path, "-c", str(tmp_path / "pyproject.toml"), *arguments, EXPECTED=expected, **races)
-    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+    done = suite.check({"passed": 1}, "-c", str(suite.path / "pyproject.toml"), *arguments, EXPECTED=expected, **races)
     if expected != "0 0":
         count, memory = expected.split()
         assert f"simulated GPUs: {count} of {memory}GiB, with race detection" in done.stdout
 
 
-def test_wrong_configuration_file(tmp_path: Path) -> None:
-    write(tmp_path, CONFIGURED)
-    (tmp_path / "pytest.ini").write_text("[pytest]\nsimulate_gpus = two\n")
-    done = start(tmp_path, "-c", str(tmp_path / "pytest.ini"))
+def test_wrong_configuration_file(suite: Suite) -> None:
+    suite.write(CONFIGURED)
+    (suite.path / "pytest.ini").write_text("[pytest]\nsimulate_gpus = two\n")
+    done = suite.run("-c", str(suite.path / "pytest.ini"))
     assert done.returncode == 4
     assert "simulate_gpus in " in done.stderr
     assert "'two' is not a number of GPUs" in done.stderr
@@ -905,15 +835,14 @@ def test_wrong_configuration_file(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_session_started_by_pytest_main(tmp_path: Path) -> None:
-    write(
-        tmp_path,
+def test_session_started_by_pytest_main(suite: Suite) -> None:
+    suite.write(
         "import accelerator as acc\ndef test_it():\n    assert acc.device_count() == 2\ndef test_not():\n    assert 0\n",
     )
-    (tmp_path / "given.py").write_text("import os\ndef pytest_configure(config):\n    print('given', os.getpid())\n")
+    (suite.path / "given.py").write_text("import os\ndef pytest_configure(config):\n    print('given', os.getpid())\n")
     program = f"""
 import os, sys, pytest
-sys.path.insert(0, {str(tmp_path)!r})
+sys.path.insert(0, {str(suite.path)!r})
 import given
 from {PLUGIN.rpartition(".")[0]} import pytest_plugin
 print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, given])), os.getpid(), flush=True)
@@ -921,7 +850,7 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q", "-k", "nothing"], plugins=[
 print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, object()])))
 """
     command = [sys.executable, "-c", program]
-    done = subprocess.run(command, cwd=tmp_path, env=plain_environment(), capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, cwd=suite.path, env=plain_environment(), capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr
     lines = done.stdout.splitlines()
     assert "1 failed, 1 passed" in done.stdout
@@ -935,9 +864,9 @@ print(int(pytest.main(["--simulate-gpus", "2", "-q"], plugins=[pytest_plugin, ob
 
 
 @on_simulated_gpus
-def test_crash_of_the_session(tmp_path: Path) -> None:
-    write(tmp_path, "import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
-    done = start(tmp_path, "--simulate-gpus", "1")
+def test_crash_of_the_session(suite: Suite) -> None:
+    suite.write("import os\ndef test_it():\n    os.kill(os.getpid(), 9)\n")
+    done = suite.run("--simulate-gpus", "1")
     assert done.returncode == 128 + 9
     assert "simulated GPUs: 1 of 8GiB\n" in done.stdout
 
@@ -952,8 +881,8 @@ def test_crash_of_the_session(tmp_path: Path) -> None:
         pytest.param(["--simulate-gpus", "\uff12"], "'\uff12' is not a number of GPUs", marks=pytest.mark.slow),
     ],
 )
-def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = start(tmp_path, *arguments)
+def test_wrong_options(arguments: list[str], message: str, suite: Suite) -> None:
+    done = suite.run(*arguments)
     assert done.returncode == 4
     assert message in done.stderr
 
@@ -966,16 +895,16 @@ def test_wrong_options(arguments: list[str], message: str, tmp_path: Path) -> No
         (["--simulate-gpus", "1", "--simulate-memory", "much"], "ERROR: memory must be bytes or a size"),
     ],
 )
-def test_wrong_machines(arguments: list[str], message: str, tmp_path: Path) -> None:
-    done = start(tmp_path, *arguments)
+def test_wrong_machines(arguments: list[str], message: str, suite: Suite) -> None:
+    done = suite.run(*arguments)
     assert done.returncode == 4
     assert message in done.stderr
 
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
+def test_wrong_mark_fails_only_its_test(suite: Suite) -> None:
+    suite.hide_torch()
     messages = {
         "simulated_machine(gpus=200)": "simulated_machine: gpus must be between 0 and 120, not 200",
         "simulated_machine(compute='no')": "simulated_machine: compute must be True or False, not 'no'",
@@ -988,9 +917,8 @@ def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
     tests = [f"@pytest.mark.{mark}\ndef test_{n}(unused):\n    pass\n" for n, mark in enumerate(messages)]
     fixture = "import pytest\n@pytest.fixture(scope='session')\ndef unused():\n    raise AssertionError('was set up')\n"
     right = "@pytest.mark.simulated_machine(gpus=1)\ndef test_right():\n    pass\ndef test_plain():\n    pass\n"
-    write(tmp_path, fixture + "\n".join(tests) + right)
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 2, "error": len(messages)}, done.stdout
+    suite.write(fixture + "\n".join(tests) + right)
+    done = suite.check({"passed": 2, "error": len(messages)})
     assert done.returncode == 1
     assert "was set up" not in done.stdout
     for message in messages.values():
@@ -998,35 +926,32 @@ def test_wrong_mark_fails_only_its_test(tmp_path: Path) -> None:
 
 
 @on_simulated_gpus
-def test_plugin_loaded_by_conftest_is_an_error(tmp_path: Path) -> None:
-    write(tmp_path, "def test_it():\n    pass\n")
-    (tmp_path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
-    command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(tmp_path)]
+def test_plugin_loaded_by_conftest_is_an_error(suite: Suite) -> None:
+    suite.write("def test_it():\n    pass\n")
+    (suite.path / "conftest.py").write_text(f"pytest_plugins = ['{PLUGIN}']\n")
+    command = [sys.executable, "-m", "pytest", "--simulate-gpus", "2", "--rootdir", str(suite.path)]
     environment = plain_environment(PYTEST_DISABLE_PLUGIN_AUTOLOAD="1")  # an installed plug-in would load earlier
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(command, cwd=suite.path, env=environment, capture_output=True, text=True, timeout=60)
     assert done.returncode == 4
     assert f"add '-p {PLUGIN}'" in done.stderr
 
 
 @pytest.mark.slow
-def test_tests_are_skipped_if_simulation_is_unavailable(tmp_path: Path) -> None:
-    write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
-    torch = tmp_path / "path" / "torch"
+def test_tests_are_skipped_if_simulation_is_unavailable(suite: Suite) -> None:
+    suite.write("import pytest\n@pytest.mark.simulated_machine(gpus=2)\ndef test_it():\n    raise AssertionError\n")
+    torch = suite.path / "path" / "torch"
     torch.mkdir(parents=True)
     (torch / "__init__.py").write_text("raise SystemExit('torch was imported')")
     (torch / "version.py").write_text("__version__ = '2.9.1'\ncuda = None\n")
-    done = start(tmp_path, "-rs", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
-    assert counts(done) == {"skipped": 1}, done.stdout
+    done = suite.check({"skipped": 1}, "-rs", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
     assert "torch 2.9.1" in done.stdout
-    refused = start(tmp_path, "--simulate-gpus", "2", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
+    refused = suite.run("--simulate-gpus", "2", PYTHONPATH=f"{torch.parent}{os.pathsep}{ROOT}")
     assert refused.returncode == 4
     assert "cannot simulate GPUs: torch 2.9.1" in refused.stderr
 
 
-def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
-    write(
-        tmp_path,
-        """
+def test_unused_plugin_imports_nothing_more(suite: Suite) -> None:
+    suite.write("""
         import sys
 
         def test_it(request):
@@ -1034,10 +959,8 @@ def test_unused_plugin_imports_nothing_more(tmp_path: Path) -> None:
             assert not {"torch", "pynvml", "accelerator.discovery"} & set(sys.modules)
             used = [name for name in sys.modules if name.startswith("accelerator.simulation._pytest.")]
             assert used == ["accelerator.simulation._pytest.keys"]
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"passed": 1}, done.stdout
+    """)
+    suite.check({"passed": 1})
 
 
 def test_imports_of_the_unused_plugin() -> None:
@@ -1060,10 +983,9 @@ print(len([name for name in sys.modules if name.startswith("accelerator")]))
 @pytest.mark.slow
 @on_simulated_gpus
 @pytest.mark.parametrize("workers", [[], ["-n2"]])
-def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_path: Path) -> None:
+def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], suite: Suite) -> None:
     pytest.importorskip("pytest_cov")
-    library = write(
-        tmp_path,
+    library = suite.write(
         """
         import os
 
@@ -1087,8 +1009,7 @@ def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_pa
         """,
         "library.py",
     )
-    write(
-        tmp_path,
+    suite.write(
         """
         import pytest
         import library
@@ -1103,22 +1024,21 @@ def test_pytest_cov_counts_lines_that_run_on_machines(workers: list[str], tmp_pa
 
         def test_here():
             assert library.here()
-        """,
+    """
     )
     # "parallel" makes coverage delete the data of other processes when it starts, unless it appends.
-    (tmp_path / ".coveragerc").write_text("[run]\nparallel = true\n[report]\nshow_missing = true\n")
-    done = start(tmp_path, *workers, "--cov=library", "--cov-report=json:lines.json", "-p", "no:randomly")
-    assert counts(done) == {"passed": 3}, done.stdout + done.stderr
-    measured = json.loads((tmp_path / "lines.json").read_text())["files"]["library.py"]
+    (suite.path / ".coveragerc").write_text("[run]\nparallel = true\n[report]\nshow_missing = true\n")
+    done = suite.check({"passed": 3}, *workers, "--cov=library", "--cov-report=json:lines.json", "-p", "no:randomly")
+    measured = json.loads((suite.path / "lines.json").read_text())["files"]["library.py"]
     lines = library.read_text().splitlines()
     missing = [lines[number - 1].strip() for number in measured["missing_lines"]]
     assert missing == ['ON_FIVE = "no such machine"', 'return "never"'], done.stdout + done.stderr
-    assert [path.name for path in tmp_path.glob(".coverage.*")] == []
+    assert [path.name for path in suite.path.glob(".coverage.*")] == []
     assert "Warning" not in done.stdout + done.stderr
 
 
-def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> None:
-    text = start(tmp_path, "--help").stdout
+def test_help_hides_the_option_of_the_pytest_on_the_machine(suite: Suite) -> None:
+    text = suite.run("--help").stdout
     assert "--simulate-gpus=N" in text
     assert "on-simulated-gpus" not in text
     assert "SUPPRESS" not in text
@@ -1126,9 +1046,9 @@ def test_help_hides_the_option_of_the_pytest_on_the_machine(tmp_path: Path) -> N
 
 @pytest.mark.slow
 @on_simulated_gpus
-def test_a_plugin_with_a_reporter_of_its_own(tmp_path: Path) -> None:
+def test_a_plugin_with_a_reporter_of_its_own(suite: Suite) -> None:
     """pytest-pretty and, on a terminal, pytest-sugar replace the terminal reporter, if there is one."""
-    hide_torch(tmp_path)
+    suite.hide_torch()
     reporter = """
         import pytest
         from _pytest.terminal import TerminalReporter
@@ -1139,20 +1059,17 @@ def test_a_plugin_with_a_reporter_of_its_own(tmp_path: Path) -> None:
             config.pluginmanager.unregister(standard)
             config.pluginmanager.register(TerminalReporter(standard.config), "terminalreporter")
     """
-    write(tmp_path, reporter, "reporter.py")
-    write(tmp_path, "import pytest\n@pytest.mark.simulated_machine(gpus=1)\ndef test_it():\n    assert 0\n")
-    done = start(tmp_path, "-p", "reporter", PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert counts(done) == {"failed": 1}, done.stdout + done.stderr
+    suite.write(reporter, "reporter.py")
+    suite.write("import pytest\n@pytest.mark.simulated_machine(gpus=1)\ndef test_it():\n    assert 0\n")
+    done = suite.check({"failed": 1}, "-p", "reporter", PYTHONPATH=f"{suite.path}{os.pathsep}{ROOT}")
     assert done.stdout.count("test session starts") == done.stdout.count("test_it.py F") == 1
 
 
 @on_simulated_gpus
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from version 9 on")
-def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
-    hide_torch(tmp_path)
-    write(
-        tmp_path,
-        """
+def test_a_failed_subtest_fails_its_test(suite: Suite) -> None:
+    suite.hide_torch()
+    suite.write("""
         import pytest
 
         @pytest.mark.simulated_machine(gpus=1)
@@ -1160,10 +1077,8 @@ def test_a_failed_subtest_fails_its_test(tmp_path: Path) -> None:
             for number in range(3):
                 with subtests.test(number=number):
                     assert number != 1
-        """,
-    )
-    done = start(tmp_path)
-    assert counts(done) == {"failed": 2}, done.stdout + done.stderr
+    """)
+    done = suite.check({"failed": 2})
     assert "contains 1 failed subtest" in done.stdout
 
 
@@ -1214,25 +1129,21 @@ PLUGINS_OF_WORKERS = """
         pytest.param(["-n1"], marks=pytest.mark.slow),
     ],
 )
-def test_plugins_that_prepare_workers(arguments: list[str], tmp_path: Path) -> None:
+def test_plugins_that_prepare_workers(arguments: list[str], suite: Suite) -> None:
     pytest.importorskip("xdist")
-    hide_torch(tmp_path)
-    write(tmp_path, PLUGINS_OF_WORKERS, "plugins.py")
+    suite.hide_torch()
+    suite.write(PLUGINS_OF_WORKERS, "plugins.py")
     if "-n1" in arguments:
-        with (tmp_path / "plugins.py").open("a") as plugins:
+        with (suite.path / "plugins.py").open("a") as plugins:
             plugins.write("    config.stash[PORT] = 7\n")
-    write(
-        tmp_path,
-        """
+    suite.write("""
         import pytest
 
         @pytest.mark.simulated_machine(gpus=1)
         def test_it(pytestconfig):
             has = pytestconfig.option.drawn, pytestconfig.reporter, pytestconfig.workerinput["workerid"]
             (pytestconfig.rootpath / "has").write_text(repr(has))
-        """,
-    )
-    done = start(tmp_path, "-p", "plugins", *arguments, PYTHONPATH=f"{tmp_path}{os.pathsep}{ROOT}")
-    assert counts(done) == {"passed": 1}, done.stdout + done.stderr
+    """)
+    suite.check({"passed": 1}, "-p", "plugins", *arguments, PYTHONPATH=f"{suite.path}{os.pathsep}{ROOT}")
     of_worker = ("port 7", "gw0") if "-n1" in arguments else ("offline", "master")
-    assert (tmp_path / "has").read_text() == repr((int((tmp_path / "drawn").read_text()), *of_worker))
+    assert (suite.path / "has").read_text() == repr((int((suite.path / "drawn").read_text()), *of_worker))

@@ -11,10 +11,10 @@ import pytest
 
 from accelerator.simulation import Race
 from accelerator.simulation._pytest import race_failures
-from tests.simulation.pytest_plugin.test_pytest_plugin import counts, start, write
 from tests.simulation.races.test_race_options import RACE
 from tests.support import simulated_environment
 from tests.support.discovery import on_simulated_gpus
+from tests.support.pytest_suite import Suite
 from tests.support.simulation_driver import needs_cuda_torch
 
 pytestmark = [on_simulated_gpus, needs_cuda_torch]
@@ -146,27 +146,24 @@ def _check(output: str) -> None:
 
 
 @pytest.mark.parametrize("workers", [(), pytest.param(("-n", "2"), marks=pytest.mark.slow)], ids=["alone", "xdist"])
-def test_a_whole_session(tmp_path: Path, workers: tuple[str, ...]) -> None:
-    write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=2", "--simulate-races", *workers)
-    assert counts(done) == {"failed": 11, "passed": 7}, done.stdout + done.stderr
+def test_a_whole_session(suite: Suite, workers: tuple[str, ...]) -> None:
+    suite.write(_BODIES.format(preamble=""))
+    done = suite.check({"failed": 11, "passed": 7}, "--simulate-gpus=2", "--simulate-races", *workers)
     assert done.returncode == 1
     _check(done.stdout)
 
 
 @pytest.mark.slow
-def test_machines_of_tests(tmp_path: Path) -> None:
-    write(tmp_path, _BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(gpus=2, races='report')"))
-    done = start(tmp_path)
-    assert counts(done) == {"failed": 11, "passed": 7}, done.stdout + done.stderr
+def test_machines_of_tests(suite: Suite) -> None:
+    suite.write(_BODIES.format(preamble="pytestmark = pytest.mark.simulated_machine(gpus=2, races='report')"))
+    done = suite.check({"failed": 11, "passed": 7})
     _check(done.stdout)
 
 
 @pytest.mark.slow
-def test_without_the_option_races_pass(tmp_path: Path) -> None:
-    write(tmp_path, _BODIES.format(preamble=""))
-    done = start(tmp_path, "--simulate-gpus=2", "--strict-markers")
-    assert counts(done) == {"failed": 1, "passed": 17}, done.stdout + done.stderr
+def test_without_the_option_races_pass(suite: Suite) -> None:
+    suite.write(_BODIES.format(preamble=""))
+    suite.check({"failed": 1, "passed": 17}, "--simulate-gpus=2", "--strict-markers")
 
 
 _OWN_MACHINES = """
@@ -194,23 +191,21 @@ _OWN_MACHINES = """
         pytest.param(["-o", "simulate_races=true"], id="configuration"),
     ],
 )
-def test_machines_of_tests_find_races_if_the_session_does(tmp_path: Path, runner: list[str]) -> None:
-    write(tmp_path, _OWN_MACHINES.format(race=RACE))
-    done = start(tmp_path, *runner)
-    assert counts(done) == {"failed": 2, "passed": 1}, done.stdout + done.stderr
+def test_machines_of_tests_find_races_if_the_session_does(suite: Suite, runner: list[str]) -> None:
+    suite.write(_OWN_MACHINES.format(race=RACE))
+    done = suite.check({"failed": 2, "passed": 1}, *runner)
     assert "race: 4000 bytes" in _failure(done.stdout, "test_of_the_session")
     assert "RuntimeError: race: 4000 bytes" in _failure(done.stdout, "test_of_its_own")
 
 
 @pytest.mark.slow
-def test_machines_of_tests_find_races_if_the_command_does(tmp_path: Path) -> None:
-    write(tmp_path, _OWN_MACHINES.format(race=RACE))
-    done = start(tmp_path, **simulated_environment(gpus=1, races="report"))
-    assert counts(done) == {"failed": 2, "passed": 1}, done.stdout + done.stderr
+def test_machines_of_tests_find_races_if_the_command_does(suite: Suite) -> None:
+    suite.write(_OWN_MACHINES.format(race=RACE))
+    suite.check({"failed": 2, "passed": 1}, **simulated_environment(gpus=1, races="report"))
 
 
-def test_the_option_needs_gpus(tmp_path: Path) -> None:
-    done = start(tmp_path, "--simulate-races")
+def test_the_option_needs_gpus(suite: Suite) -> None:
+    done = suite.run("--simulate-races")
     assert "--simulate-races needs --simulate-gpus" in done.stderr
 
 
@@ -223,10 +218,9 @@ def test_the_option_needs_gpus(tmp_path: Path) -> None:
     ],
     ids=["session", "machines"],
 )
-def test_processes_that_a_body_starts(tmp_path: Path, preamble: str, options: tuple[str, ...]) -> None:
-    write(tmp_path, _CHILDREN.format(preamble=preamble, program=RACE))
-    done = start(tmp_path, *options)
-    assert counts(done) == {"failed": 1, "passed": 1}, done.stdout + done.stderr
+def test_processes_that_a_body_starts(suite: Suite, preamble: str, options: tuple[str, ...]) -> None:
+    suite.write(_CHILDREN.format(preamble=preamble, program=RACE))
+    done = suite.check({"failed": 1, "passed": 1}, *options)
     failure = done.stdout.partition("test_child")[2].partition("Captured")[0]
     assert "race: 4000 bytes of a float32 tensor of shape (1000,)" in failure
     assert "aten::add_ on the default stream of cuda:0 writes it: <string>:" in failure

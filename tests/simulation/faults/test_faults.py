@@ -82,20 +82,6 @@ print((x + 1).sum().item(), error(synchronize, 0), sep="|")
     assert len(re.findall(line, done.stderr)) == 1, done.stderr
 
 
-@pytest.mark.slow
-def test_a_machine_without_a_driver_has_no_gpu_for_a_fault() -> None:
-    program = """
-import torch
-from accelerator import simulation
-try:
-    simulation.inject_fault("xid=31")
-except RuntimeError as error:
-    print(error)
-"""
-    done = support.python(program, simulated_environment(gpus=1, driver="absent"))
-    assert done.stdout.startswith("this process has no simulated GPUs"), done.stderr
-
-
 def test_launch_blocking_raises_at_the_op() -> None:
     program = "y.add_(1)\nprint(error(y.add_, 1))"
     faults = ["xid=94,gpu=1,after_ops=2"]
@@ -536,12 +522,16 @@ def test_clear_of_a_gpu_leaves_the_faults_of_ranks_that_wait(tmp_path: Path) -> 
 def test_gpus_and_nodes_must_exist(tmp_path: Path) -> None:
     state = tmp_path / "state"
     program = """
-try:
-    simulation.inject_fault("hang,node=1")
-except ValueError as raised:
-    print(raised)
+for fault in ("hang,node=1", "xid=7", "hang,gpu=2"):
+    try:
+        simulation.inject_fault(fault)
+    except ValueError as raised:
+        print(raised)
 """
-    assert output(program, state=state) == ["fault 'hang,node=1': this process is on node 0"]
+    of_node, of_number, of_gpu = output(program, state=state)
+    assert of_node == "fault 'hang,node=1': this process is on node 0"
+    assert of_number.startswith("fault 'xid=7': Xid 7 is not simulated")
+    assert of_gpu == "fault 'hang,gpu=2': there are 2 GPUs, numbered from 0"
     for number in (2, 200):
         with pytest.raises(RuntimeError, match="the machine has no such GPU"):
             machine_faults.add(state, fault_words.parse(f"hang,gpu={number}"))
@@ -615,25 +605,14 @@ def test_other_files_are_no_machine(tmp_path: Path) -> None:
         machine_faults.describe(file)
 
 
-def test_faults_of_python_are_refused_with_the_same_words() -> None:
-    program = """
-for fault in ("xid=7", "hang,gpu=2"):
-    try:
-        simulation.inject_fault(fault)
-    except ValueError as raised:
-        print(raised)
-"""
-    lines = output(program)
-    assert lines[0].startswith("fault 'xid=7': Xid 7 is not simulated")
-    assert lines[1] == "fault 'hang,gpu=2': there are 2 GPUs, numbered from 0"
-
-
-def test_a_process_without_simulated_gpus_has_no_faults() -> None:
+@pytest.mark.parametrize("gpus", [0, 1], ids=["no machine", "no driver"])
+def test_a_process_without_simulated_gpus_has_no_faults(gpus: int) -> None:
     program = """
         from accelerator import simulation
         try:
-            simulation.inject_fault("hang")
+            simulation.inject_fault("xid=31")
         except RuntimeError as error:
             print(error)
     """
-    assert support.run(program, support.plain_environment()) == "this process has no simulated GPUs\n"
+    machine = simulated_environment(gpus=1, driver="absent") if gpus else support.plain_environment()
+    assert support.run(program, machine).startswith("this process has no simulated GPUs")

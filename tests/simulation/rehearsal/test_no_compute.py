@@ -37,9 +37,9 @@ SAMPLE = (
 
 
 def run(code: str, **options: Any) -> str:
-    # torch's shape rules import it.
-    code = f"import torch._dynamo\n{textwrap.dedent(code)}"
-    return support.run(code, simulated_environment(**{"gpus": 1, "compute": False, "memory": "80GiB", **options}))
+    machine = {"gpus": 1, "compute": False, "memory": "80GiB", **options}
+    begin = "import torch" if machine["compute"] else "import torch._dynamo"  # torch's shape rules import it
+    return support.run(f"{begin}\n{textwrap.dedent(code)}", simulated_environment(**machine))
 
 
 def measure(module: str, names: list[str], file: Path, compute: bool) -> dict[str, Any]:
@@ -139,15 +139,12 @@ def test_refused_numbers_and_names_of_kernels() -> None:
 
 
 def test_programs_need_what_computing_needs(tmp_path: Path) -> None:
-    code = """
-        import torch._dynamo
-        import torch
-        import runpy
-        runpy.run_module("tests.simulation.rehearsal.rehearsed_programs", run_name="__main__", alter_sys=True)
-    """
+    module = "tests.simulation.rehearsal.rehearsed_programs"
+    program = f"import runpy\nrunpy.run_module({module!r}, run_name='__main__', alter_sys=True)"
     computed, rehearsed = (tmp_path / f"{compute}" for compute in (True, False))
-    for compute, file in ((True, computed), (False, rehearsed)):
-        support.run(code, simulated_environment(gpus=1, compute=compute), str(file), *SAMPLE_OF_PROGRAMS, timeout=DEADLINE)
+    for imported, compute, file in (("torch", True, computed), ("torch._dynamo", False, rehearsed)):
+        environment = simulated_environment(gpus=1, compute=compute)
+        support.run(f"import {imported}\n{program}", environment, str(file), *SAMPLE_OF_PROGRAMS, timeout=DEADLINE)
     assert pickle.loads(rehearsed.read_bytes()) == pickle.loads(computed.read_bytes())
 
 
@@ -699,9 +696,8 @@ FIRST_OPS = {
 }
 
 
-@pytest.mark.parametrize(
-    "name", [name if name == "true division" else pytest.param(name, marks=pytest.mark.slow) for name in FIRST_OPS]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", FIRST_OPS)
 def test_any_op_may_be_the_first(name: str) -> None:
     """torch's shape rules import what they need at the first call, in the middle of a kernel."""
     code = f"""

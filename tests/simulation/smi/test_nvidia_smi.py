@@ -75,12 +75,6 @@ def test_units_of_the_table_follow_values_only() -> None:
     assert [row[1:6] for row in rows] == [["25%", "30C", "P0", "60W", "/"], ["N/A", "ERR!", "P0", "N/A", "/"]]
 
 
-@pytest.mark.parametrize("field", ["index", "uuid", "pci.bus_id"])
-def test_query_of_one_gpu(field: str) -> None:
-    (name,) = query(field, gpus=3)[1]
-    assert query("index", f"--id={name}", gpus=3) == [["1"]]
-
-
 def test_several_gpus_are_chosen_in_every_view() -> None:
     (_, uuid, _, bus) = (row[0] for row in query("uuid", gpus=2) + query("pci.bus_id", gpus=2))
     chosen = ("-i", f"2,{bus}")

@@ -145,6 +145,24 @@ def raised(name: str, device: Any) -> tuple[type[Exception] | None, str]:
     return outcome
 
 
+def check_wrong(name: str, device: Any, error: type[Exception]) -> None:
+    """Check that a function raises for a device of ``WRONG``, unless it takes the digits of an index."""
+    if device == "0" and name in DIGITS_ARE_FINE:
+        assert FUNCTIONS[name](device) == FUNCTIONS[name](0)
+    else:
+        assert raised(name, device)[0] is error, (name, device)
+
+
+def check_negative(name: str, device: Any) -> None:
+    """Check that a function raises for a device of ``NEGATIVE``, unless it takes one."""
+    if name in NEGATIVE_IS_FINE:
+        FUNCTIONS[name](device)
+    else:
+        error, message = raised(name, device)
+        assert error is ValueError, (name, device)
+        assert message.startswith(f"Device index {device} is out of range"), (name, device)
+
+
 def find_takers() -> list[str]:
     """Return each function whose first parameter is no device, and that returns a result if it is called with one.
 

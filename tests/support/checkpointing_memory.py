@@ -19,19 +19,22 @@ _T = TypeVar("_T")
 # Iterations of two checkpoints each.
 MANY = 300
 
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "partition": {"partition_activations": True},
-    "cpu": {"checkpoint_in_cpu": True},
-    "partition+cpu": {"partition_activations": True, "checkpoint_in_cpu": True},
-    "contiguous": {"partition_activations": True, "contiguous_checkpointing": True, "num_checkpoints": 2},
-    "contiguous+cpu": {
-        "partition_activations": True,
-        "contiguous_checkpointing": True,
-        "num_checkpoints": 2,
-        "checkpoint_in_cpu": True,
-    },
-}
+
+def modes(checkpoints: int) -> dict[str, dict[str, Any]]:
+    """Return the settings of each combination of features, with buffers for a number of checkpoints."""
+    partition, cpu = {"partition_activations": True}, {"checkpoint_in_cpu": True}
+    contiguous = {**partition, "contiguous_checkpointing": True, "num_checkpoints": checkpoints}
+    return {
+        "plain": {},
+        "partition": partition,
+        "cpu": cpu,
+        "partition+cpu": {**partition, **cpu},
+        "contiguous": contiguous,
+        "contiguous+cpu": {**contiguous, **cpu},
+    }
+
+
+MODES = modes(2)
 # For tests that take seconds: the simplest mode and the one that combines all features. The others are slow tests.
 SOME_MODES = sample(MODES, "plain", "contiguous+cpu")
 

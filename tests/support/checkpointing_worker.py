@@ -23,20 +23,9 @@ from torch.distributed.device_mesh import init_device_mesh
 from accelerator import checkpointing
 from accelerator.checkpointing import bindings, partition
 from accelerator.checkpointing.buffers import Buffers
+from tests.support.checkpointing_memory import modes
 
-MODES: dict[str, dict[str, Any]] = {
-    "plain": {},
-    "partition": {"partition_activations": True},
-    "cpu": {"checkpoint_in_cpu": True},
-    "partition+cpu": {"partition_activations": True, "checkpoint_in_cpu": True},
-    "contiguous": {"partition_activations": True, "contiguous_checkpointing": True, "num_checkpoints": 4},
-    "contiguous+cpu": {
-        "partition_activations": True,
-        "contiguous_checkpointing": True,
-        "num_checkpoints": 4,
-        "checkpoint_in_cpu": True,
-    },
-}
+MODES = modes(4)
 FUNCTIONS = {"checkpoint": checkpointing.checkpoint, "non_reentrant": checkpointing.non_reentrant_checkpoint}
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SHAPES = {"odd": (3, 7), "even": (4, 8)}

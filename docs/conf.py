@@ -88,8 +88,8 @@ def _write_reference(app: Any) -> None:
     for submodule, title in SUBMODULES.items():
         _write(folder / f"{submodule}.rst", title, f"accelerator.{submodule}", getattr(accelerator, submodule).__all__)
     pages = "\n".join(f"   {page}" for page in (*PAGES, *SUBMODULES))
-    names = "The examples assume ``import torch``, ``import accelerator as acc`` and ``from accelerator import checkpointing``."
-    _write_if_changed(folder / "index.rst", f"Reference\n=========\n\n{names}\n\n.. toctree::\n   :maxdepth: 1\n\n{pages}\n")
+    assumed = "Examples assume ``import torch``, ``import accelerator as acc`` and ``from accelerator import checkpointing``."
+    _write_if_changed(folder / "index.rst", f"Reference\n=========\n\n{assumed}\n\n.. toctree::\n   :maxdepth: 1\n\n{pages}\n")
 
 
 def _write(path: Path, title: str, module: str, names: list[str]) -> None:

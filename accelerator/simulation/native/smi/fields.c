@@ -24,6 +24,36 @@ static void put_text(char text[SMI_TEXT], int failure)
 
 typedef void query(nvml_handle gpu, int selector, char text[SMI_TEXT]);
 
+enum { NO_SELECTOR = -1 };
+
+struct field {
+    const char *name, *unit;
+    query *read;
+    int selector;
+    const char *header; /* the name that the driver prints, if it is another one */
+    const char *function, *format; /* without `read`: NVML's function of one figure, and how the figure is printed */
+};
+
+/* Reads a figure. Those functions that take a selector, as a type of clock, have it before the result. */
+static void query_figure(nvml_handle gpu, const struct field *field, char text[SMI_TEXT])
+{
+    unsigned value = 0;
+    nvml_function *const function = smi_find(field->function);
+    int failure = field->selector == NO_SELECTOR ? function(gpu, &value) : function(gpu, field->selector, &value);
+    put(text, failure, field->format, strcmp(field->unit, "W") == 0 ? value / 1000.0 : value); /* NVML has milliwatts */
+}
+
+#define FIELD(name_, unit_, read_, selector_, header_) \
+    {.name = name_, .unit = unit_, .read = read_, .selector = selector_, .header = header_}
+#define FORMATTED_FIGURE(name_, unit_, function_, selector_, header_, format_) \
+    {.name = name_, .unit = unit_, .selector = selector_, .header = header_, .function = function_, .format = format_}
+#define FIGURE_OF(name, unit, function, selector, header) FORMATTED_FIGURE(name, unit, function, selector, header, "%.0f")
+#define FIGURE(name, unit, function, header) FIGURE_OF(name, unit, function, NO_SELECTOR, header)
+#define FORMATTED(name, unit, function, format) FORMATTED_FIGURE(name, unit, function, NO_SELECTOR, NULL, format)
+#define CLOCK_REASON(name, bit) \
+    FIELD("clocks_event_reasons." name, "", query_clock_reason, bit, NULL), \
+    FIELD("clocks_throttle_reasons." name, "", query_clock_reason, bit, "clocks_event_reasons." name)
+
 static void query_text(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     put_text(text, selector == 'n'   ? NVML(nvmlDeviceGetName, gpu, text, SMI_TEXT)
@@ -33,15 +63,11 @@ static void query_text(nvml_handle gpu, int selector, char text[SMI_TEXT])
                                    : NVML(nvmlSystemGetDriverVersion, text, SMI_TEXT));
 }
 
-static void query_number(nvml_handle gpu, int selector, char text[SMI_TEXT])
+static void query_count(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned value = 0;
-    int failure = selector == 'c'   ? NVML(nvmlDeviceGetCount_v2, &value)
-                  : selector == 'm' ? NVML(nvmlDeviceGetMinorNumber, gpu, &value)
-                  : selector == 'a' ? NVML(nvmlDeviceGetAccountingBufferSize, gpu, &value)
-                  : selector == 'r' ? NVML(nvmlDeviceGetPcieReplayCounter, gpu, &value)
-                                    : NVML(nvmlDeviceGetIndex, gpu, &value);
-    put(text, failure, "%.0f", value);
+    (void)gpu, (void)selector;
+    put(text, NVML(nvmlDeviceGetCount_v2, &value), "%.0f", value);
 }
 
 static void query_board(nvml_handle gpu, int selector, char text[SMI_TEXT])
@@ -102,31 +128,6 @@ static void query_bus(nvml_handle gpu, int selector, char text[SMI_TEXT])
         strcpy(text, "[N/A]");
 }
 
-/* The link of a GPU to the host. */
-static void query_link(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned value = 0;
-    int failure = selector == 'g'   ? NVML(nvmlDeviceGetCurrPcieLinkGeneration, gpu, &value)
-                  : selector == 'G' ? NVML(nvmlDeviceGetMaxPcieLinkGeneration, gpu, &value)
-                  : selector == 'w' ? NVML(nvmlDeviceGetCurrPcieLinkWidth, gpu, &value)
-                                    : NVML(nvmlDeviceGetMaxPcieLinkWidth, gpu, &value);
-    put(text, failure, "%.0f", value);
-}
-
-static void query_link_width(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    query_link(gpu, selector, text);
-    if (*text != '[')
-        strcat(text, "x");
-}
-
-static void query_throughput(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned kilobytes = 0;
-    int failure = NVML(nvmlDeviceGetPcieThroughput, gpu, selector, &kilobytes);
-    put(text, failure, "%.0f", kilobytes);
-}
-
 static void query_capability(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     (void)selector;
@@ -181,14 +182,6 @@ static void query_utilization(nvml_handle gpu, int selector, char text[SMI_TEXT]
     put(text, failure, "%.0f", rates[selector]);
 }
 
-static void query_temperature(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned degrees = 0;
-    (void)selector;
-    int failure = NVML(nvmlDeviceGetTemperature, gpu, 0, &degrees);
-    put(text, failure, "%.0f", degrees);
-}
-
 static void query_margin(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     struct {
@@ -211,30 +204,6 @@ static void query_field(nvml_handle gpu, int selector, char text[SMI_TEXT])
         is_power ? (double)field.value.u32 / 1000 : (double)(int)field.value.u32);
 }
 
-static void query_power(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned milliwatts = 0;
-    int failure = selector == 'd'   ? NVML(nvmlDeviceGetPowerUsage, gpu, &milliwatts)
-                  : selector == 'e' ? NVML(nvmlDeviceGetEnforcedPowerLimit, gpu, &milliwatts)
-                                  : NVML(nvmlDeviceGetPowerManagementLimit, gpu, &milliwatts);
-    put(text, failure, "%.2f", milliwatts / 1000.0);
-}
-
-/* A selector is the type of clock, plus one of these. */
-enum clock_kind { CURRENT = 0, HIGHEST = 4, APPLICATION = 8, APPLICATION_DEFAULT = 12, BOOST = 16 };
-
-static void query_clock(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned megahertz = 0;
-    const int type = selector % HIGHEST, kind = selector - type;
-    int failure = kind == CURRENT       ? NVML(nvmlDeviceGetClockInfo, gpu, type, &megahertz)
-                  : kind == HIGHEST     ? NVML(nvmlDeviceGetMaxClockInfo, gpu, type, &megahertz)
-                  : kind == APPLICATION ? NVML(nvmlDeviceGetApplicationsClock, gpu, type, &megahertz)
-                  : kind == BOOST       ? NVML(nvmlDeviceGetMaxCustomerBoostClock, gpu, type, &megahertz)
-                                        : NVML(nvmlDeviceGetDefaultApplicationsClock, gpu, type, &megahertz);
-    put(text, failure, "%.0f", megahertz);
-}
-
 static void query_clock_reason(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     uint64_t reasons = 0;
@@ -250,21 +219,6 @@ static void query_clock_reasons(nvml_handle gpu, int selector, char text[SMI_TEX
     int failure = NVML(nvmlDeviceGetCurrentClocksEventReasons, gpu, &reasons);
     snprintf(text, SMI_TEXT, "0x%016llX", (unsigned long long)reasons);
     put_text(text, failure);
-}
-
-static void query_fan(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned percent = 0;
-    (void)selector;
-    int failure = NVML(nvmlDeviceGetFanSpeed, gpu, &percent);
-    put(text, failure, "%.0f", percent);
-}
-
-static void query_state(nvml_handle gpu, int selector, char text[SMI_TEXT])
-{
-    unsigned state = 0;
-    (void)selector;
-    put(text, NVML(nvmlDeviceGetPerformanceState, gpu, &state), "P%.0f", state);
 }
 
 static void query_mig(nvml_handle gpu, int selector, char text[SMI_TEXT])
@@ -359,169 +313,156 @@ static void query_nothing(nvml_handle gpu, int selector, char text[SMI_TEXT])
     strcpy(text, "[N/A]");
 }
 
-static const struct field {
-    const char *name, *unit;
-    query *read;
-    int selector;
-    const char *header; /* the name that the driver prints, if it is another one */
-} fields[] = {
-    {"timestamp", "", query_time, 0, NULL},
-    {"driver_version", "", query_text, 'd', NULL},
-    {"count", "", query_number, 'c', NULL},
-    {"index", "", query_number, 'i', NULL},
-    {"name", "", query_text, 'n', NULL},
-    {"gpu_name", "", query_text, 'n', "name"},
-    {"uuid", "", query_text, 'u', NULL},
-    {"gpu_uuid", "", query_text, 'u', "uuid"},
-    {"serial", "", query_text, 's', NULL},
-    {"gpu_serial", "", query_text, 's', "serial"},
-    {"vbios_version", "", query_text, 'v', NULL},
-    {"pci.bus_id", "", query_bus, 'i', NULL},
-    {"gpu_bus_id", "", query_bus, 'i', "pci.bus_id"},
-    {"pci.domain", "", query_bus, 'd', NULL},
-    {"pci.bus", "", query_bus, 'b', NULL},
-    {"pci.device", "", query_bus, 'x', NULL},
-    {"compute_cap", "", query_capability, 0, NULL},
-    {"memory.total", "MiB", query_memory, 't', NULL},
-    {"memory.used", "MiB", query_memory, 'u', NULL},
-    {"memory.free", "MiB", query_memory, 'f', NULL},
-    {"memory.reserved", "MiB", query_memory, 'r', NULL},
-    {"utilization.gpu", "%", query_utilization, 0, NULL},
-    {"utilization.memory", "%", query_utilization, 1, NULL},
-    {"temperature.gpu", "", query_temperature, 0, NULL},
-    {"temperature.memory", "", query_field, 82, NULL},
-    {"power.draw", "W", query_power, 'd', NULL},
-    {"power.draw.average", "W", query_field, 185, NULL},
-    {"power.draw.instant", "W", query_field, 186, NULL},
-    {"power.limit", "W", query_power, 'l', NULL},
-    {"enforced.power.limit", "W", query_power, 'e', NULL},
-    {"power.min_limit", "W", query_field, 187, NULL},
-    {"power.max_limit", "W", query_field, 188, NULL},
-    {"power.default_limit", "W", query_field, 189, NULL},
-    {"fan.speed", "%", query_fan, 0, NULL},
-    {"pstate", "", query_state, 0, NULL},
-    {"persistence_mode", "", query_mode, 'p', NULL},
-    {"compute_mode", "", query_mode, 'c', NULL},
-    {"mig.mode.current", "", query_mig, 0, NULL},
-    {"mig.mode.pending", "", query_mig, 1, NULL},
-    {"clocks.gr", "MHz", query_clock, 0, "clocks.current.graphics"},
-    {"clocks.sm", "MHz", query_clock, 1, "clocks.current.sm"},
-    {"clocks.mem", "MHz", query_clock, 2, "clocks.current.memory"},
-    {"clocks.video", "MHz", query_clock, 3, "clocks.current.video"},
-    {"clocks.current.graphics", "MHz", query_clock, 0, NULL},
-    {"clocks.current.sm", "MHz", query_clock, 1, NULL},
-    {"clocks.current.memory", "MHz", query_clock, 2, NULL},
-    {"clocks.current.video", "MHz", query_clock, 3, NULL},
-    {"clocks.max.gr", "MHz", query_clock, HIGHEST, "clocks.max.graphics"},
-    {"clocks.max.graphics", "MHz", query_clock, HIGHEST, NULL},
-    {"clocks.max.sm", "MHz", query_clock, HIGHEST + 1, NULL},
-    {"clocks.max.mem", "MHz", query_clock, HIGHEST + 2, "clocks.max.memory"},
-    {"clocks.max.memory", "MHz", query_clock, HIGHEST + 2, NULL},
-    {"clocks_event_reasons.active", "", query_clock_reasons, 0, NULL},
-    {"clocks_throttle_reasons.active", "", query_clock_reasons, 0, "clocks_event_reasons.active"},
-    {"display_mode", "", query_nothing, 0, NULL},
-    {"ecc.mode.current", "", query_ecc_mode, 0, NULL},
-    {"ecc.mode.pending", "", query_ecc_mode, 1, NULL},
-    {"ecc.errors.corrected.volatile.total", "", query_ecc_errors, 0, NULL},
-    {"ecc.errors.uncorrected.volatile.total", "", query_ecc_errors, 1, NULL},
-    {"ecc.errors.corrected.aggregate.total", "", query_ecc_errors, 2, NULL},
-    {"ecc.errors.uncorrected.aggregate.total", "", query_ecc_errors, 3, NULL},
-    {"remapped_rows.correctable", "", query_remapped_rows, 0, NULL},
-    {"remapped_rows.uncorrectable", "", query_remapped_rows, 1, NULL},
-    {"remapped_rows.pending", "", query_remapped_rows, 2, NULL},
-    {"remapped_rows.failure", "", query_remapped_rows, 3, NULL},
-    {"gpu_recovery_action", "", query_recovery_action, 0, NULL},
-    {"display_active", "", query_mode, 'd', NULL},
-    {"accounting.mode", "", query_mode, 'a', NULL},
-    {"accounting.buffer_size", "", query_number, 'a', NULL},
-    {"pci.device_id", "", query_bus, 'v', NULL},
-    {"pci.sub_device_id", "", query_bus, 's', NULL},
-    {"pcie.link.gen.current", "", query_link, 'g', NULL},
-    {"pcie.link.gen.gpucurrent", "", query_link, 'g', NULL},
-    {"pcie.link.gen.max", "", query_link, 'G', NULL},
-    {"pcie.link.gen.gpumax", "", query_link, 'G', NULL},
-    {"pcie.link.width.current", "", query_link, 'w', NULL},
-    {"pcie.link.width.max", "", query_link, 'W', NULL},
-    {"utilization.encoder", "%", query_engine, 'e', NULL},
-    {"utilization.decoder", "%", query_engine, 'd', NULL},
-    {"utilization.jpeg", "%", query_engine, 'j', NULL},
-    {"utilization.ofa", "%", query_engine, 'o', NULL},
-    {"encoder.stats.sessionCount", "", query_encoder, 0, NULL},
-    {"encoder.stats.averageFps", "", query_encoder, 1, NULL},
-    {"encoder.stats.averageLatency", "", query_encoder, 2, NULL},
-    {"temperature.gpu.tlimit", "", query_margin, 0, NULL},
-    {"clocks.applications.graphics", "MHz", query_clock, APPLICATION, NULL},
-    {"clocks.applications.memory", "MHz", query_clock, APPLICATION + 2, NULL},
-    {"clocks.default_applications.graphics", "MHz", query_clock, APPLICATION_DEFAULT, NULL},
-    {"clocks.default_applications.memory", "MHz", query_clock, APPLICATION_DEFAULT + 2, NULL},
-    {"clocks_event_reasons.gpu_idle", "", query_clock_reason, 0x1, NULL},
-    {"clocks_throttle_reasons.gpu_idle", "", query_clock_reason, 0x1, "clocks_event_reasons.gpu_idle"},
-    {"clocks_event_reasons.applications_clocks_setting", "", query_clock_reason, 0x2, NULL},
-    {"clocks_throttle_reasons.applications_clocks_setting", "", query_clock_reason, 0x2, "clocks_event_reasons.applications_clocks_setting"},
-    {"clocks_event_reasons.sw_power_cap", "", query_clock_reason, 0x4, NULL},
-    {"clocks_throttle_reasons.sw_power_cap", "", query_clock_reason, 0x4, "clocks_event_reasons.sw_power_cap"},
-    {"clocks_event_reasons.hw_slowdown", "", query_clock_reason, 0x8, NULL},
-    {"clocks_throttle_reasons.hw_slowdown", "", query_clock_reason, 0x8, "clocks_event_reasons.hw_slowdown"},
-    {"clocks_event_reasons.sync_boost", "", query_clock_reason, 0x10, NULL},
-    {"clocks_throttle_reasons.sync_boost", "", query_clock_reason, 0x10, "clocks_event_reasons.sync_boost"},
-    {"clocks_event_reasons.sw_thermal_slowdown", "", query_clock_reason, 0x20, NULL},
-    {"clocks_throttle_reasons.sw_thermal_slowdown", "", query_clock_reason, 0x20, "clocks_event_reasons.sw_thermal_slowdown"},
-    {"clocks_event_reasons.hw_thermal_slowdown", "", query_clock_reason, 0x40, NULL},
-    {"clocks_throttle_reasons.hw_thermal_slowdown", "", query_clock_reason, 0x40, "clocks_event_reasons.hw_thermal_slowdown"},
-    {"clocks_event_reasons.hw_power_brake_slowdown", "", query_clock_reason, 0x80, NULL},
-    {"clocks_throttle_reasons.hw_power_brake_slowdown", "", query_clock_reason, 0x80, "clocks_event_reasons.hw_power_brake_slowdown"},
-    {"ecc.errors.corrected.volatile.dram", "", query_memory_errors, 0, NULL},
-    {"ecc.errors.corrected.volatile.sram", "", query_memory_errors, 4, NULL},
-    {"ecc.errors.uncorrected.volatile.dram", "", query_memory_errors, 1, NULL},
-    {"ecc.errors.uncorrected.volatile.sram", "", query_memory_errors, 5, NULL},
-    {"ecc.errors.corrected.aggregate.dram", "", query_memory_errors, 2, NULL},
-    {"ecc.errors.corrected.aggregate.sram", "", query_memory_errors, 6, NULL},
-    {"ecc.errors.uncorrected.aggregate.dram", "", query_memory_errors, 3, NULL},
-    {"ecc.errors.uncorrected.aggregate.sram", "", query_memory_errors, 7, NULL},
-    {"remapped_rows.histogram.max", "", query_histogram, 0, NULL},
-    {"remapped_rows.histogram.high", "", query_histogram, 1, NULL},
-    {"remapped_rows.histogram.partial", "", query_histogram, 2, NULL},
-    {"remapped_rows.histogram.low", "", query_histogram, 3, NULL},
-    {"remapped_rows.histogram.none", "", query_histogram, 4, NULL},
-    {"retired_pages.single_bit_ecc.count", "", query_nothing, 0, NULL},
-    {"retired_pages.double_bit.count", "", query_nothing, 0, NULL},
-    {"retired_pages.pending", "", query_nothing, 0, NULL},
+static const struct field fields[] = {
+    FIELD("timestamp", "", query_time, 0, NULL),
+    FIELD("driver_version", "", query_text, 'd', NULL),
+    FIELD("count", "", query_count, 0, NULL),
+    FIGURE("index", "", "nvmlDeviceGetIndex", NULL),
+    FIELD("name", "", query_text, 'n', NULL),
+    FIELD("gpu_name", "", query_text, 'n', "name"),
+    FIELD("uuid", "", query_text, 'u', NULL),
+    FIELD("gpu_uuid", "", query_text, 'u', "uuid"),
+    FIELD("serial", "", query_text, 's', NULL),
+    FIELD("gpu_serial", "", query_text, 's', "serial"),
+    FIELD("vbios_version", "", query_text, 'v', NULL),
+    FIELD("pci.bus_id", "", query_bus, 'i', NULL),
+    FIELD("gpu_bus_id", "", query_bus, 'i', "pci.bus_id"),
+    FIELD("pci.domain", "", query_bus, 'd', NULL),
+    FIELD("pci.bus", "", query_bus, 'b', NULL),
+    FIELD("pci.device", "", query_bus, 'x', NULL),
+    FIELD("compute_cap", "", query_capability, 0, NULL),
+    FIELD("memory.total", "MiB", query_memory, 't', NULL),
+    FIELD("memory.used", "MiB", query_memory, 'u', NULL),
+    FIELD("memory.free", "MiB", query_memory, 'f', NULL),
+    FIELD("memory.reserved", "MiB", query_memory, 'r', NULL),
+    FIELD("utilization.gpu", "%", query_utilization, 0, NULL),
+    FIELD("utilization.memory", "%", query_utilization, 1, NULL),
+    FIGURE_OF("temperature.gpu", "", "nvmlDeviceGetTemperature", 0, NULL),
+    FIELD("temperature.memory", "", query_field, 82, NULL),
+    FORMATTED("power.draw", "W", "nvmlDeviceGetPowerUsage", "%.2f"),
+    FIELD("power.draw.average", "W", query_field, 185, NULL),
+    FIELD("power.draw.instant", "W", query_field, 186, NULL),
+    FORMATTED("power.limit", "W", "nvmlDeviceGetPowerManagementLimit", "%.2f"),
+    FORMATTED("enforced.power.limit", "W", "nvmlDeviceGetEnforcedPowerLimit", "%.2f"),
+    FIELD("power.min_limit", "W", query_field, 187, NULL),
+    FIELD("power.max_limit", "W", query_field, 188, NULL),
+    FIELD("power.default_limit", "W", query_field, 189, NULL),
+    FIGURE("fan.speed", "%", "nvmlDeviceGetFanSpeed", NULL),
+    FORMATTED("pstate", "", "nvmlDeviceGetPerformanceState", "P%.0f"),
+    FIELD("persistence_mode", "", query_mode, 'p', NULL),
+    FIELD("compute_mode", "", query_mode, 'c', NULL),
+    FIELD("mig.mode.current", "", query_mig, 0, NULL),
+    FIELD("mig.mode.pending", "", query_mig, 1, NULL),
+    FIGURE_OF("clocks.gr", "MHz", "nvmlDeviceGetClockInfo", 0, "clocks.current.graphics"),
+    FIGURE_OF("clocks.sm", "MHz", "nvmlDeviceGetClockInfo", 1, "clocks.current.sm"),
+    FIGURE_OF("clocks.mem", "MHz", "nvmlDeviceGetClockInfo", 2, "clocks.current.memory"),
+    FIGURE_OF("clocks.video", "MHz", "nvmlDeviceGetClockInfo", 3, "clocks.current.video"),
+    FIGURE_OF("clocks.current.graphics", "MHz", "nvmlDeviceGetClockInfo", 0, NULL),
+    FIGURE_OF("clocks.current.sm", "MHz", "nvmlDeviceGetClockInfo", 1, NULL),
+    FIGURE_OF("clocks.current.memory", "MHz", "nvmlDeviceGetClockInfo", 2, NULL),
+    FIGURE_OF("clocks.current.video", "MHz", "nvmlDeviceGetClockInfo", 3, NULL),
+    FIGURE_OF("clocks.max.gr", "MHz", "nvmlDeviceGetMaxClockInfo", 0, "clocks.max.graphics"),
+    FIGURE_OF("clocks.max.graphics", "MHz", "nvmlDeviceGetMaxClockInfo", 0, NULL),
+    FIGURE_OF("clocks.max.sm", "MHz", "nvmlDeviceGetMaxClockInfo", 1, NULL),
+    FIGURE_OF("clocks.max.mem", "MHz", "nvmlDeviceGetMaxClockInfo", 2, "clocks.max.memory"),
+    FIGURE_OF("clocks.max.memory", "MHz", "nvmlDeviceGetMaxClockInfo", 2, NULL),
+    FIELD("clocks_event_reasons.active", "", query_clock_reasons, 0, NULL),
+    FIELD("clocks_throttle_reasons.active", "", query_clock_reasons, 0, "clocks_event_reasons.active"),
+    FIELD("display_mode", "", query_nothing, 0, NULL),
+    FIELD("ecc.mode.current", "", query_ecc_mode, 0, NULL),
+    FIELD("ecc.mode.pending", "", query_ecc_mode, 1, NULL),
+    FIELD("ecc.errors.corrected.volatile.total", "", query_ecc_errors, 0, NULL),
+    FIELD("ecc.errors.uncorrected.volatile.total", "", query_ecc_errors, 1, NULL),
+    FIELD("ecc.errors.corrected.aggregate.total", "", query_ecc_errors, 2, NULL),
+    FIELD("ecc.errors.uncorrected.aggregate.total", "", query_ecc_errors, 3, NULL),
+    FIELD("remapped_rows.correctable", "", query_remapped_rows, 0, NULL),
+    FIELD("remapped_rows.uncorrectable", "", query_remapped_rows, 1, NULL),
+    FIELD("remapped_rows.pending", "", query_remapped_rows, 2, NULL),
+    FIELD("remapped_rows.failure", "", query_remapped_rows, 3, NULL),
+    FIELD("gpu_recovery_action", "", query_recovery_action, 0, NULL),
+    FIELD("display_active", "", query_mode, 'd', NULL),
+    FIELD("accounting.mode", "", query_mode, 'a', NULL),
+    FIGURE("accounting.buffer_size", "", "nvmlDeviceGetAccountingBufferSize", NULL),
+    FIELD("pci.device_id", "", query_bus, 'v', NULL),
+    FIELD("pci.sub_device_id", "", query_bus, 's', NULL),
+    FIGURE("pcie.link.gen.current", "", "nvmlDeviceGetCurrPcieLinkGeneration", NULL),
+    FIGURE("pcie.link.gen.gpucurrent", "", "nvmlDeviceGetCurrPcieLinkGeneration", NULL),
+    FIGURE("pcie.link.gen.max", "", "nvmlDeviceGetMaxPcieLinkGeneration", NULL),
+    FIGURE("pcie.link.gen.gpumax", "", "nvmlDeviceGetMaxPcieLinkGeneration", NULL),
+    FIGURE("pcie.link.width.current", "", "nvmlDeviceGetCurrPcieLinkWidth", NULL),
+    FIGURE("pcie.link.width.max", "", "nvmlDeviceGetMaxPcieLinkWidth", NULL),
+    FIELD("utilization.encoder", "%", query_engine, 'e', NULL),
+    FIELD("utilization.decoder", "%", query_engine, 'd', NULL),
+    FIELD("utilization.jpeg", "%", query_engine, 'j', NULL),
+    FIELD("utilization.ofa", "%", query_engine, 'o', NULL),
+    FIELD("encoder.stats.sessionCount", "", query_encoder, 0, NULL),
+    FIELD("encoder.stats.averageFps", "", query_encoder, 1, NULL),
+    FIELD("encoder.stats.averageLatency", "", query_encoder, 2, NULL),
+    FIELD("temperature.gpu.tlimit", "", query_margin, 0, NULL),
+    FIGURE_OF("clocks.applications.graphics", "MHz", "nvmlDeviceGetApplicationsClock", 0, NULL),
+    FIGURE_OF("clocks.applications.memory", "MHz", "nvmlDeviceGetApplicationsClock", 2, NULL),
+    FIGURE_OF("clocks.default_applications.graphics", "MHz", "nvmlDeviceGetDefaultApplicationsClock", 0, NULL),
+    FIGURE_OF("clocks.default_applications.memory", "MHz", "nvmlDeviceGetDefaultApplicationsClock", 2, NULL),
+    CLOCK_REASON("gpu_idle", 0x1),
+    CLOCK_REASON("applications_clocks_setting", 0x2),
+    CLOCK_REASON("sw_power_cap", 0x4),
+    CLOCK_REASON("hw_slowdown", 0x8),
+    CLOCK_REASON("sync_boost", 0x10),
+    CLOCK_REASON("sw_thermal_slowdown", 0x20),
+    CLOCK_REASON("hw_thermal_slowdown", 0x40),
+    CLOCK_REASON("hw_power_brake_slowdown", 0x80),
+    FIELD("ecc.errors.corrected.volatile.dram", "", query_memory_errors, 0, NULL),
+    FIELD("ecc.errors.corrected.volatile.sram", "", query_memory_errors, 4, NULL),
+    FIELD("ecc.errors.uncorrected.volatile.dram", "", query_memory_errors, 1, NULL),
+    FIELD("ecc.errors.uncorrected.volatile.sram", "", query_memory_errors, 5, NULL),
+    FIELD("ecc.errors.corrected.aggregate.dram", "", query_memory_errors, 2, NULL),
+    FIELD("ecc.errors.corrected.aggregate.sram", "", query_memory_errors, 6, NULL),
+    FIELD("ecc.errors.uncorrected.aggregate.dram", "", query_memory_errors, 3, NULL),
+    FIELD("ecc.errors.uncorrected.aggregate.sram", "", query_memory_errors, 7, NULL),
+    FIELD("remapped_rows.histogram.max", "", query_histogram, 0, NULL),
+    FIELD("remapped_rows.histogram.high", "", query_histogram, 1, NULL),
+    FIELD("remapped_rows.histogram.partial", "", query_histogram, 2, NULL),
+    FIELD("remapped_rows.histogram.low", "", query_histogram, 3, NULL),
+    FIELD("remapped_rows.histogram.none", "", query_histogram, 4, NULL),
+    FIELD("retired_pages.single_bit_ecc.count", "", query_nothing, 0, NULL),
+    FIELD("retired_pages.double_bit.count", "", query_nothing, 0, NULL),
+    FIELD("retired_pages.pending", "", query_nothing, 0, NULL),
 };
 
 /* What only -q shows. */
 static const struct field details[] = {
-    {"brand", "", query_brand, 0, NULL},
-    {"architecture", "", query_architecture, 0, NULL},
-    {"display_mode", "", query_deprecated, 0, NULL},
-    {"display_attached", "", query_mode, 't', NULL},
-    {"minor_number", "", query_number, 'm', NULL},
-    {"multi_gpu_board", "", query_board, 'm', NULL},
-    {"board_id", "", query_board, 'i', NULL},
-    {"link_width.current", "", query_link_width, 'w', NULL},
-    {"link_width.max", "", query_link_width, 'W', NULL},
-    {"replays", "", query_number, 'r', NULL},
-    {"tx", "KB/s", query_throughput, 0, NULL},
-    {"rx", "KB/s", query_throughput, 1, NULL},
-    {"bar1.total", "MiB", query_bar1, 0, NULL},
-    {"bar1.free", "MiB", query_bar1, 1, NULL},
-    {"bar1.used", "MiB", query_bar1, 2, NULL},
-    {"fbc.sessions", "", query_capture, 0, NULL},
-    {"fbc.fps", "", query_capture, 1, NULL},
-    {"fbc.latency", "", query_capture, 2, NULL},
-    {"display_clock_setting", "", query_clock_reason, 0x100, NULL},
-    {"tlimit.shutdown", "C", query_field, 193, NULL},
-    {"tlimit.slowdown", "C", query_field, 194, NULL},
-    {"tlimit.memory", "C", query_field, 195, NULL},
-    {"tlimit.gpu", "C", query_field, 196, NULL},
-    {"requested_limit", "W", query_field, 192, NULL},
-    {"boost", "MHz", query_clock, BOOST, NULL},
-    {"clocks.max.video", "MHz", query_clock, HIGHEST + 3, NULL},
-    {"banks.max", "bank(s)", query_histogram, 0, NULL},
-    {"banks.high", "bank(s)", query_histogram, 1, NULL},
-    {"banks.partial", "bank(s)", query_histogram, 2, NULL},
-    {"banks.low", "bank(s)", query_histogram, 3, NULL},
-    {"banks.none", "bank(s)", query_histogram, 4, NULL},
-    {"nothing", "", query_nothing, 0, NULL},
+    FIELD("brand", "", query_brand, 0, NULL),
+    FIELD("architecture", "", query_architecture, 0, NULL),
+    FIELD("display_mode", "", query_deprecated, 0, NULL),
+    FIELD("display_attached", "", query_mode, 't', NULL),
+    FIGURE("minor_number", "", "nvmlDeviceGetMinorNumber", NULL),
+    FIELD("multi_gpu_board", "", query_board, 'm', NULL),
+    FIELD("board_id", "", query_board, 'i', NULL),
+    FORMATTED("link_width.current", "", "nvmlDeviceGetCurrPcieLinkWidth", "%.0fx"),
+    FORMATTED("link_width.max", "", "nvmlDeviceGetMaxPcieLinkWidth", "%.0fx"),
+    FIGURE("replays", "", "nvmlDeviceGetPcieReplayCounter", NULL),
+    FIGURE_OF("tx", "KB/s", "nvmlDeviceGetPcieThroughput", 0, NULL),
+    FIGURE_OF("rx", "KB/s", "nvmlDeviceGetPcieThroughput", 1, NULL),
+    FIELD("bar1.total", "MiB", query_bar1, 0, NULL),
+    FIELD("bar1.free", "MiB", query_bar1, 1, NULL),
+    FIELD("bar1.used", "MiB", query_bar1, 2, NULL),
+    FIELD("fbc.sessions", "", query_capture, 0, NULL),
+    FIELD("fbc.fps", "", query_capture, 1, NULL),
+    FIELD("fbc.latency", "", query_capture, 2, NULL),
+    FIELD("display_clock_setting", "", query_clock_reason, 0x100, NULL),
+    FIELD("tlimit.shutdown", "C", query_field, 193, NULL),
+    FIELD("tlimit.slowdown", "C", query_field, 194, NULL),
+    FIELD("tlimit.memory", "C", query_field, 195, NULL),
+    FIELD("tlimit.gpu", "C", query_field, 196, NULL),
+    FIELD("requested_limit", "W", query_field, 192, NULL),
+    FIGURE_OF("boost", "MHz", "nvmlDeviceGetMaxCustomerBoostClock", 0, NULL),
+    FIGURE_OF("clocks.max.video", "MHz", "nvmlDeviceGetMaxClockInfo", 3, NULL),
+    FIELD("banks.max", "bank(s)", query_histogram, 0, NULL),
+    FIELD("banks.high", "bank(s)", query_histogram, 1, NULL),
+    FIELD("banks.partial", "bank(s)", query_histogram, 2, NULL),
+    FIELD("banks.low", "bank(s)", query_histogram, 3, NULL),
+    FIELD("banks.none", "bank(s)", query_histogram, 4, NULL),
+    FIELD("nothing", "", query_nothing, 0, NULL),
 };
 
 static const struct field *find_field(const char *name, const struct field *table, size_t count)
@@ -536,7 +477,10 @@ static bool read_field(const struct field *field, const struct smi_gpu *gpu, cha
 {
     if (!field)
         return false;
-    field->read(gpu->handle, field->selector, text);
+    if (field->read)
+        field->read(gpu->handle, field->selector, text);
+    else
+        query_figure(gpu->handle, field, text);
     *unit = field->unit;
     return true;
 }

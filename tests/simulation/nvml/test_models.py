@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-import accelerator
-from accelerator.simulation._settings import known_gpus
 from tests.support.simulation import evaluate, linux_only
 
 pytestmark = [linux_only, pytest.mark.torch_free]
@@ -188,9 +184,3 @@ def test_types_of_fields() -> None:
         report([[v.nvmlReturn, v.valueType, v.value.ullVal] for v in n.nvmlDeviceGetFieldValues(h, {list(expected)})])
     """
     assert dict(zip(expected, evaluate(program, name=H100), strict=True)) == expected
-
-
-def test_models_are_known_gpus() -> None:
-    source = Path(accelerator.__file__).with_name("simulation") / "native/common/models.c"
-    models = re.findall(r'^    MODEL\("(.*?)"', source.read_text("utf-8"), re.MULTILINE)
-    assert sorted(models) == sorted(gpu.name for gpu in known_gpus._GPUS.values())

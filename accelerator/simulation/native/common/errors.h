@@ -10,4 +10,11 @@
             return error_;                                                                                             \
     } while (0)
 
+/* Ends a function by an error if what it needs does not hold. */
+#define RETURN_UNLESS(condition, error)                                                                                \
+    do {                                                                                                               \
+        if (!(condition))                                                                                              \
+            return error;                                                                                              \
+    } while (0)
+
 #endif

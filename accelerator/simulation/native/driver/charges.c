@@ -4,7 +4,6 @@
  * A rehearsed program that needs more than a GPU has goes on, so that it can be said how much it needs. The first refusal is
  * real: torch's allocator then frees what it has cached, and asks again. The second is not. */
 #include "driver.h"
-
 #include "api.h"
 
 struct excess {

@@ -1,9 +1,8 @@
 /* libcuda.so.1: primary contexts, their limits, and each thread's stack of current contexts. */
 #include "driver.h"
+#include "api.h"
 
 #include <pthread.h>
-
-#include "api.h"
 
 enum { MAX_STACK = 64 };
 
@@ -27,8 +26,7 @@ static bool is_context(CUcontext context)
 SIM_EXPORT CUresult cuDevicePrimaryCtxRetain(CUcontext *context, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!context)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(context);
     pthread_mutex_lock(&context_lock);
     CUresult result = devices[device].context_users == 0 ? faults_new_context(devices[device].gpu) : SUCCESS;
     if (result == SUCCESS && devices[device].context_users++ == 0) {
@@ -56,8 +54,7 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxSetFlags_v2(CUdevice device, unsigned flag
     enum { SCHEDULES = 7, BLOCKING_SYNC = 4, ALL_FLAGS = 0xff };
     RETURN_IF_ERROR(enter_device(__func__, device));
     const unsigned schedule = flags & SCHEDULES;
-    if (flags & ~ALL_FLAGS || (schedule & (schedule - 1)) || schedule > BLOCKING_SYNC)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(!(flags & ~ALL_FLAGS) && !(schedule & (schedule - 1)) && schedule <= BLOCKING_SYNC);
     devices[device].context_flags = flags;
     return SUCCESS;
 }
@@ -75,8 +72,7 @@ SIM_EXPORT CUresult cuDevicePrimaryCtxGetState(CUdevice device, unsigned *flags,
 SIM_EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!context)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(context);
     *context = current_context();
     return SUCCESS;
 }
@@ -84,8 +80,7 @@ SIM_EXPORT CUresult cuCtxGetCurrent(CUcontext *context)
 SIM_EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (context && !is_context(context))
-        return ERROR_INVALID_CONTEXT;
+    RETURN_UNLESS(!context || is_context(context), ERROR_INVALID_CONTEXT);
     if (!context && stack.depth > 0)
         stack.depth--;
     else if (context) {
@@ -98,10 +93,8 @@ SIM_EXPORT CUresult cuCtxSetCurrent(CUcontext context)
 SIM_EXPORT CUresult cuCtxPushCurrent_v2(CUcontext context)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!is_context(context))
-        return ERROR_INVALID_CONTEXT;
-    if (stack.depth == MAX_STACK)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(is_context(context), ERROR_INVALID_CONTEXT);
+    REQUIRE(stack.depth != MAX_STACK);
     stack.contexts[stack.depth++] = context;
     return SUCCESS;
 }
@@ -118,8 +111,7 @@ SIM_EXPORT CUresult cuCtxPopCurrent_v2(CUcontext *context)
 SIM_EXPORT CUresult cuCtxGetDevice(CUdevice *device)
 {
     RETURN_IF_ERROR(enter_any_context(__func__));
-    if (!device)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(device);
     *device = current_context()->ordinal;
     return SUCCESS;
 }
@@ -132,8 +124,7 @@ static _Atomic size_t limits[SIM_MAX_GPUS][LIMITS] = {[0 ... SIM_MAX_GPUS - 1] =
 SIM_EXPORT CUresult cuCtxSetLimit(unsigned limit, size_t value)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (limit >= LIMITS)
-        return ERROR_UNSUPPORTED_LIMIT;
+    RETURN_UNLESS(limit < LIMITS, ERROR_UNSUPPORTED_LIMIT);
     limits[current_context()->ordinal][limit] = value;
     return SUCCESS;
 }

@@ -6,8 +6,7 @@
 
 static CUresult copy(void *target, const void *source, size_t size)
 {
-    if (!is_valid_range(target, size) || !is_valid_range(source, size))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(is_valid_range(target, size) && is_valid_range(source, size));
     RETURN_IF_ERROR(unless_failed());
     memmove(target, source, size);
     return SUCCESS;

@@ -29,8 +29,7 @@ CUresult devices_enumerate(void)
 {
     struct visible_device visible[SIM_MAX_GPUS];
     const int count = visible_devices(visible);
-    if (count == REPEATED_DEVICE)
-        return ERROR_INVALID_DEVICE;
+    RETURN_UNLESS(count != REPEATED_DEVICE, ERROR_INVALID_DEVICE);
     device_count = 0;
     for (int i = 0; i < count; i++)
         if (!faults_is_lost(visible[i].gpu)) {
@@ -43,8 +42,7 @@ CUresult devices_enumerate(void)
 SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!count)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(count);
     *count = device_count;
     return SUCCESS;
 }
@@ -52,8 +50,7 @@ SIM_EXPORT CUresult cuDeviceGetCount(int *count)
 SIM_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 {
     RETURN_IF_ERROR(enter_device(__func__, ordinal));
-    if (!device)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(device);
     *device = ordinal;
     return SUCCESS;
 }
@@ -61,8 +58,7 @@ SIM_EXPORT CUresult cuDeviceGet(CUdevice *device, int ordinal)
 SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!name || size <= 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(name && size > 0);
     snprintf(name, (size_t)size, "%s", devices[device].name);
     return SUCCESS;
 }
@@ -70,8 +66,7 @@ SIM_EXPORT CUresult cuDeviceGetName(char *name, int size, CUdevice device)
 SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!uuid)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(uuid);
     /* The first version of this function returns the UUID of the GPU, even for a MIG instance. */
     sim_uuid(devices[device].gpu, SIM_WHOLE_GPU, uuid, NULL);
     return SUCCESS;
@@ -80,8 +75,7 @@ SIM_EXPORT CUresult cuDeviceGetUuid(unsigned char uuid[16], CUdevice device)
 SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!uuid)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(uuid);
     memcpy(uuid, devices[device].uuid, sizeof devices[device].uuid);
     return SUCCESS;
 }
@@ -89,8 +83,7 @@ SIM_EXPORT CUresult cuDeviceGetUuid_v2(unsigned char uuid[16], CUdevice device)
 SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!bytes)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(bytes);
     *bytes = devices[device].memory;
     return SUCCESS;
 }
@@ -98,8 +91,7 @@ SIM_EXPORT CUresult cuDeviceTotalMem_v2(size_t *bytes, CUdevice device)
 SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!major || !minor)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(major && minor);
     *major = devices[device].major;
     *minor = devices[device].minor;
     return SUCCESS;
@@ -108,8 +100,7 @@ SIM_EXPORT CUresult cuDeviceComputeCapability(int *major, int *minor, CUdevice d
 SIM_EXPORT CUresult cuDeviceGetPCIBusId(char *text, int size, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!text || size < 13)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(text && size >= 13);
     snprintf(text, (size_t)size, "%04X:%02X:00.0", devices[device].pci_domain, devices[device].pci_bus);
     return SUCCESS;
 }
@@ -203,8 +194,7 @@ static int pci_id(int gpu, bool is_of_subsystem)
 SIM_EXPORT CUresult cuDeviceGetAttribute(int *value, int attribute, CUdevice device)
 {
     RETURN_IF_ERROR(enter_device(__func__, device));
-    if (!value || attribute < 1 || attribute > ATTRIBUTES_KNOWN)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(value && attribute >= 1 && attribute <= ATTRIBUTES_KNOWN);
     switch (attribute) {
     case 16:
         *value = devices[device].processors;

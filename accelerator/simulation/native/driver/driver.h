@@ -78,6 +78,9 @@ static inline CUresult enter_any_context(const char *function)
     return context ? SUCCESS : ERROR_INVALID_CONTEXT;
 }
 
+/* Ends an entry point if an argument is not valid. */
+#define REQUIRE(is_valid) RETURN_UNLESS(is_valid, ERROR_INVALID_VALUE)
+
 /* A fault, a failed assertion or a failed kernel has broken the context for good, and it fails all calls that use it. */
 static inline CUresult unless_broken(void)
 {
@@ -158,6 +161,11 @@ static inline CUresult enter_runtime(const char *function, const struct sim_runt
     *functions = find_runtime();
     return *functions ? SUCCESS : ERROR_NOT_SUPPORTED;
 }
+
+/* First line of an entry point: declares the functions that enter_runtime() sets. */
+#define ENTER_RUNTIME(functions)                                                                                       \
+    const struct sim_runtime *functions;                                                                               \
+    RETURN_IF_ERROR(enter_runtime(__func__, &functions))
 
 /* Wait for NCCL's work, the only work that is not done at the call. */
 int wait_for_pending_on_device(int ordinal);

@@ -1,12 +1,11 @@
 /* libcuda.so.1: entry points by name (cuGetProcAddress). */
 #include "driver.h"
+#include "api.h"
 
 #include <dlfcn.h>
 #include <link.h>
 #include <stdio.h>
 #include <string.h>
-
-#include "api.h"
 
 /* Whether the entry point is more than a stub. */
 static bool is_simulated(void *function)
@@ -37,8 +36,7 @@ SIM_EXPORT CUresult cuGetProcAddress_v2(const char *name, void **function, int v
 {
     enum { FOUND = 0, NO_SUCH_SYMBOL = 1 };
     (void)version, (void)flags;
-    if (!name || !function)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(name && function);
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
     *function = find_entry_point(name);
     if (status)

@@ -12,8 +12,7 @@ SIM_EXPORT CUresult cuGetErrorName(CUresult code, const char **name)
 {
     note_read_error(code);
     const struct sim_error *error = sim_find_error(code);
-    if (!name)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(name);
     *name = error ? error->driver_name : NULL;
     return error ? SUCCESS : ERROR_INVALID_VALUE;
 }
@@ -22,8 +21,7 @@ SIM_EXPORT CUresult cuGetErrorString(CUresult code, const char **text)
 {
     note_read_error(code);
     const struct sim_error *error = sim_find_error(code);
-    if (!text)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(text);
     *text = error ? error->text : NULL;
     return error ? SUCCESS : ERROR_INVALID_VALUE;
 }

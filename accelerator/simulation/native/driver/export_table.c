@@ -33,8 +33,7 @@ SIM_EXPORT CUresult cuGetExportTable(const void **table, const unsigned char id[
 {
     static const unsigned char of_runtime[16] = {0x6b, 0xd5, 0xfb, 0x6c, 0x5b, 0xf4, 0xe7, 0x4a,
                                                  0x89, 0x87, 0xd9, 0x39, 0x12, 0xfd, 0x9d, 0xf9};
-    if (!table)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(table);
     *table = NULL;
     if (id && memcmp(id, of_runtime, sizeof of_runtime) == 0)
         explain_static_runtime(__builtin_return_address(0));

@@ -201,8 +201,7 @@ static int find_device(int gpu, int instance)
 static CUresult map_exported(const struct handle *handle, void **base)
 {
     int file = memory_file_open(&handle->file);
-    if (file < 0)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(file >= 0, ERROR_INVALID_HANDLE);
     *base = mmap(NULL, round_to_pages(handle->size), PROT_READ | PROT_WRITE, MAP_SHARED, file,
                  (off_t)(handle->file.id_offset + PAGE));
     close(file);
@@ -213,13 +212,10 @@ int import_memory(const struct sim_ipc_handle *handle, void **address)
 {
     struct handle exported;
     memcpy(&exported, handle, sizeof exported);
-    if (exported.magic != HANDLE_MAGIC)
-        return ERROR_INVALID_VALUE;
-    if (exported.file.pid == getpid())
-        return ERROR_INVALID_CONTEXT;
+    REQUIRE(exported.magic == HANDLE_MAGIC);
+    RETURN_UNLESS(exported.file.pid != getpid(), ERROR_INVALID_CONTEXT);
     int device = find_device(exported.gpu, exported.instance);
-    if (device < 0)
-        return ERROR_INVALID_DEVICE;
+    RETURN_UNLESS(device >= 0, ERROR_INVALID_DEVICE);
     void *base;
     RETURN_IF_ERROR(map_exported(&exported, &base));
 

@@ -44,8 +44,7 @@ __attribute__((destructor)) static void leave_state(void)
 
 static CUresult initialize(void)
 {
-    if (is_bad_fork)
-        return ERROR_NOT_INITIALIZED;
+    RETURN_UNLESS(!is_bad_fork, ERROR_NOT_INITIALIZED);
     if (driver_status == SUCCESS)
         return SUCCESS;
 
@@ -54,8 +53,7 @@ static CUresult initialize(void)
     if (driver_state)
         faults_use(sim_state_faults(driver_state));
     RETURN_IF_ERROR(devices_enumerate());
-    if (!driver_state)
-        return ERROR_OPERATING_SYSTEM;
+    RETURN_UNLESS(driver_state, ERROR_OPERATING_SYSTEM);
     sim_state_drop_self(driver_state);
     pthread_atfork(NULL, NULL, disable_after_fork);
     sim_log("cuInit");
@@ -65,11 +63,9 @@ static CUresult initialize(void)
 
 SIM_EXPORT CUresult cuInit(unsigned flags)
 {
-    if (is_bad_fork)
-        return ERROR_NOT_INITIALIZED;
+    RETURN_UNLESS(!is_bad_fork, ERROR_NOT_INITIALIZED);
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
-    if (flags != 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(flags == 0);
     pthread_mutex_lock(&initializing);
     CUresult result = initialize();
     pthread_mutex_unlock(&initializing);
@@ -79,8 +75,7 @@ SIM_EXPORT CUresult cuInit(unsigned flags)
 SIM_EXPORT CUresult cuDriverGetVersion(int *version)
 {
     RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
-    if (!version)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(version);
     *version = sim_config()->cuda_version;
     return SUCCESS;
 }

@@ -19,12 +19,10 @@ struct linked {
 SIM_EXPORT CUresult cuLinkCreate_v2(unsigned count, int *options, void **values, struct linked **linked)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!linked)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(linked);
     RETURN_IF_ERROR(check_jit_options(count, options, values));
     struct linked *made = calloc(1, sizeof *made + count * sizeof *options);
-    if (!made)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(made, ERROR_OUT_OF_MEMORY);
     *made = (struct linked){.option_count = count, .options = (int *)(made + 1), .values = values};
     memcpy(made->options, options, count * sizeof *options);
     *linked = made;
@@ -46,8 +44,7 @@ static CUresult add(struct linked *linked, unsigned type, const char *data, size
     write_jit_logs(linked->option_count, linked->options, linked->values, log);
     RETURN_IF_ERROR(wrong);
     char *text = realloc(linked->text, linked->size + sizeof separator + size);
-    if (!text)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(text, ERROR_OUT_OF_MEMORY);
     memcpy(text + linked->size, data, size);
     memcpy(text + linked->size + size, separator, sizeof separator);
     linked->text = text;
@@ -70,8 +67,7 @@ SIM_EXPORT CUresult cuLinkAddFile_v2(struct linked *linked, unsigned type, const
     char *data;
     size_t size;
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!linked || !path)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(linked && path);
     RETURN_IF_ERROR(read_file(path, &data, &size));
     const CUresult result = add(linked, type, data, size, path);
     free(data);
@@ -81,10 +77,8 @@ SIM_EXPORT CUresult cuLinkAddFile_v2(struct linked *linked, unsigned type, const
 SIM_EXPORT CUresult cuLinkComplete(struct linked *linked, void **image, size_t *size)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!linked || !image)
-        return ERROR_INVALID_VALUE;
-    if (!linked->text)
-        return ERROR_INVALID_IMAGE;
+    REQUIRE(linked && image);
+    RETURN_UNLESS(linked->text, ERROR_INVALID_IMAGE);
     *image = linked->text;
     if (size)
         *size = linked->size + 1;
@@ -94,8 +88,7 @@ SIM_EXPORT CUresult cuLinkComplete(struct linked *linked, void **image, size_t *
 SIM_EXPORT CUresult cuLinkDestroy(struct linked *linked)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!linked)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(linked, ERROR_INVALID_HANDLE);
     free(linked->text);
     free(linked);
     return SUCCESS;

@@ -6,8 +6,7 @@ SIM_EXPORT CUresult cuLogsRegisterCallback(void *callback, void *argument, void 
 {
     RETURN_IF_ERROR(enter(__func__));
     (void)argument;
-    if (!callback)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(callback);
     if (handle)
         *handle = callback;
     return SUCCESS;

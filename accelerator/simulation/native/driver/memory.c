@@ -3,10 +3,9 @@
  * Both are host memory that is mapped lazily, so a simulated GPU takes only as much host memory as is written. The free
  * memory is computed from the recorded charges. One address space holds everything, as under CUDA's unified addressing. */
 #include "driver.h"
+#include "api.h"
 
 #include <sys/mman.h>
-
-#include "api.h"
 
 static int heap_of(enum sim_memory_type type, int device)
 {
@@ -33,8 +32,7 @@ static struct block *map_memory(enum sim_memory_type type, size_t size, int devi
 static CUresult allocate(enum sim_memory_type type, size_t size, unsigned flags, void **address)
 {
     int device = current_context()->ordinal;
-    if (!charge(type, device, round_to_pages(size)))
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(charge(type, device, round_to_pages(size)), ERROR_OUT_OF_MEMORY);
     memory_lock();
     struct block *block = map_memory(type, size, device);
     if (block) {
@@ -94,8 +92,7 @@ int free_idle(void *address)
 SIM_EXPORT CUresult cuMemAlloc_v2(CUdeviceptr *address, size_t size)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!address || size == 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(address && size != 0);
     if (size > largest_allocation(current_context()))
         return ERROR_OUT_OF_MEMORY; /* also keeps the rounding below from overflowing */
     return allocate(SIM_DEVICE_MEMORY, size, 0, (void **)address);
@@ -105,10 +102,8 @@ SIM_EXPORT CUresult cuMemAllocManaged(CUdeviceptr *address, size_t size, unsigne
 {
     RETURN_IF_ERROR(enter_context(__func__));
     enum { ATTACH_GLOBAL = 1, ATTACH_HOST = 2 };
-    if (!address || size == 0 || (flags != ATTACH_GLOBAL && flags != ATTACH_HOST))
-        return ERROR_INVALID_VALUE;
-    if (size > largest_allocation(current_context()))
-        return ERROR_OUT_OF_MEMORY;
+    REQUIRE(address && size != 0 && (flags == ATTACH_GLOBAL || flags == ATTACH_HOST));
+    RETURN_UNLESS(size <= largest_allocation(current_context()), ERROR_OUT_OF_MEMORY);
     return allocate(SIM_MANAGED_MEMORY, size, flags, (void **)address);
 }
 
@@ -125,10 +120,8 @@ SIM_EXPORT CUresult cuMemHostAlloc(void **address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__));
     enum { ALL_FLAGS = 7 };
-    if (!address || size == 0 || (flags & ~ALL_FLAGS))
-        return ERROR_INVALID_VALUE;
-    if (size > SIZE_MAX / 2)
-        return ERROR_OUT_OF_MEMORY;
+    REQUIRE(address && size != 0 && !(flags & ~ALL_FLAGS));
+    RETURN_UNLESS(size <= SIZE_MAX / 2, ERROR_OUT_OF_MEMORY);
     return allocate(SIM_PINNED_MEMORY, size, flags, address);
 }
 
@@ -142,8 +135,7 @@ SIM_EXPORT CUresult cuMemHostRegister_v2(void *address, size_t size, unsigned fl
 {
     RETURN_IF_ERROR(enter_context(__func__));
     enum { ALL_FLAGS = 15 };
-    if (!address || size == 0 || size > UINTPTR_MAX - (uintptr_t)address || (flags & ~ALL_FLAGS))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(address && size != 0 && size <= UINTPTR_MAX - (uintptr_t)address && !(flags & ~ALL_FLAGS));
     memory_lock();
     CUresult result = SUCCESS;
     const bool is_taken = block_overlaps(address, size);
@@ -172,8 +164,7 @@ SIM_EXPORT CUresult cuMemHostUnregister(void *address)
 SIM_EXPORT CUresult cuMemGetInfo_v2(size_t *free, size_t *total)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!free || !total)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(free && total);
     struct sim_device *device = current_context();
     struct sim_memory_figures memory = sim_state_memory(driver_state, device->gpu, device->instance);
     *total = memory.total;

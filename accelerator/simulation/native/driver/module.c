@@ -23,11 +23,9 @@ enum { INFO_LOG = 3, INFO_LOG_SIZE = 4, ERROR_LOG = 5, ERROR_LOG_SIZE = 6, LAST_
 
 CUresult check_jit_options(unsigned count, const int *options, void *const *values)
 {
-    if (count && (!options || !values))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(!count || (options && values));
     for (unsigned i = 0; i < count; i++)
-        if (options[i] < 0 || options[i] > LAST_OPTION)
-            return ERROR_INVALID_VALUE;
+        REQUIRE(options[i] >= 0 && options[i] <= LAST_OPTION);
     return SUCCESS;
 }
 
@@ -58,8 +56,7 @@ static CUresult load(const char *function, void **module, const void *image, siz
     const struct sim_runtime *functions;
     char log[SIM_MAX_REFUSAL_LENGTH] = "";
     RETURN_IF_ERROR(enter_runtime(function, &functions));
-    if (!module || !image)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(module && image);
     RETURN_IF_ERROR(check_jit_options(count, options, values));
     const CUresult result = functions->load_module(image, limit, log, sizeof log, module);
     write_jit_logs(count, options, values, log);
@@ -69,8 +66,7 @@ static CUresult load(const char *function, void **module, const void *image, siz
 CUresult read_file(const char *path, char **content, size_t *length)
 {
     FILE *file = fopen(path, "rb");
-    if (!file)
-        return ERROR_FILE_NOT_FOUND;
+    RETURN_UNLESS(file, ERROR_FILE_NOT_FOUND);
     char *data = NULL;
     size_t size = 0, capacity = 0;
     do {
@@ -96,8 +92,7 @@ static CUresult load_file(const char *function, void **module, const char *path,
     char *data;
     size_t size;
     RETURN_IF_ERROR(enter_context(function));
-    if (!module || !path)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(module && path);
     RETURN_IF_ERROR(read_file(path, &data, &size));
     const CUresult result = load(function, module, data, size + 1, count, options, values);
     free(data);
@@ -126,8 +121,7 @@ SIM_EXPORT CUresult cuModuleLoadFatBinary(void **module, const void *image)
 
 SIM_EXPORT CUresult cuModuleUnload(void *module)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return module ? functions->unload_module(module) : ERROR_INVALID_HANDLE;
 }
 
@@ -135,8 +129,7 @@ static CUresult find_function(const char *caller, void **function, void *module,
 {
     const struct sim_runtime *functions;
     RETURN_IF_ERROR(enter_runtime(caller, &functions));
-    if (!function || !name)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(function && name);
     return module ? functions->find_function(module, name, function) : ERROR_INVALID_HANDLE;
 }
 
@@ -193,8 +186,7 @@ SIM_EXPORT CUresult cuLibraryGetKernel(void **kernel, void *library, const char 
 
 SIM_EXPORT CUresult cuLibraryGetModule(void **module, void *library)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     if (!module || !functions->is_module(library))
         return module ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE;
     *module = library;
@@ -208,8 +200,7 @@ SIM_EXPORT CUresult cuLibraryGetGlobal(CUdeviceptr *address, size_t *size, void 
 
 SIM_EXPORT CUresult cuKernelGetFunction(void **function, void *kernel)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     if (!function || !functions->is_function(kernel))
         return function ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE;
     *function = kernel;
@@ -218,8 +209,7 @@ SIM_EXPORT CUresult cuKernelGetFunction(void **function, void *kernel)
 
 SIM_EXPORT CUresult cuFuncGetAttribute(int *value, int attribute, void *function)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return value ? functions->function_attribute(function, attribute, value) : ERROR_INVALID_VALUE;
 }
 
@@ -231,8 +221,7 @@ SIM_EXPORT CUresult cuKernelGetAttribute(int *value, int attribute, void *kernel
 
 SIM_EXPORT CUresult cuFuncSetAttribute(void *function, int attribute, int value)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->set_function_attribute(function, attribute, value);
 }
 
@@ -245,10 +234,8 @@ SIM_EXPORT CUresult cuKernelSetAttribute(int attribute, int value, void *kernel,
 SIM_EXPORT CUresult cuFuncSetCacheConfig(void *function, int config)
 {
     enum { PREFER_EQUAL = 3 };
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
-    if (config < 0 || config > PREFER_EQUAL)
-        return ERROR_INVALID_VALUE;
+    ENTER_RUNTIME(functions);
+    REQUIRE(config >= 0 && config <= PREFER_EQUAL);
     return functions->is_function(function) ? SUCCESS : ERROR_INVALID_HANDLE;
 }
 
@@ -271,12 +258,10 @@ static CUresult launch(void *function, const struct sim_launch *launched, CUstre
     const struct sim_runtime *functions = find_runtime();
     if (faults_are_used())
         faults_at(CLOCK_LAUNCHES, current_context()->gpu);
-    if (!functions)
-        return ERROR_NOT_SUPPORTED;
+    RETURN_UNLESS(functions, ERROR_NOT_SUPPORTED);
     if (!functions->is_function(function))
         return ERROR_INVALID_HANDLE;
-    if (!is_valid_shape(launched) || (parameters && extra))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(is_valid_shape(launched) && (!parameters || !extra));
     const struct sim_parameter_buffer buffer = buffer_in(extra);
     return functions->launch_function(function, launched, stream, parameters, buffer.data ? &buffer : NULL);
 }
@@ -311,8 +296,7 @@ SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configur
                                      void **extra)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!configuration)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(configuration);
     const unsigned *grid = configuration->grid, *block = configuration->block;
     struct sim_launch launched = {
         .grid = {grid[0], grid[1], grid[2]},
@@ -326,8 +310,7 @@ SIM_EXPORT CUresult cuLaunchKernelEx(const struct launch_configuration *configur
 SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, const struct launch_configuration *launch)
 {
     RETURN_IF_ERROR(enter_context(__func__));
-    if (!clusters || !launch)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(clusters && launch);
     if (!find_runtime() || !find_runtime()->is_function(function))
         return ERROR_INVALID_HANDLE;
     *clusters = current_context()->processors;
@@ -337,9 +320,7 @@ SIM_EXPORT CUresult cuOccupancyMaxActiveClusters(int *clusters, void *function, 
 SIM_EXPORT CUresult cuOccupancyMaxActiveBlocksPerMultiprocessor(int *blocks, void *function, int block_size,
                                                                 size_t shared_memory)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
-    if (!blocks || block_size <= 0)
-        return ERROR_INVALID_VALUE;
+    ENTER_RUNTIME(functions);
+    REQUIRE(blocks && block_size > 0);
     return functions->function_occupancy(function, block_size, shared_memory, blocks);
 }

@@ -5,8 +5,7 @@ SIM_EXPORT CUresult cuMemGetAddressRange_v2(CUdeviceptr *base, size_t *size, CUd
 {
     RETURN_IF_ERROR(enter(__func__));
     struct sim_memory memory;
-    if (!find_memory((const void *)address, &memory))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(find_memory((const void *)address, &memory));
     if (base)
         *base = (CUdeviceptr)memory.base;
     if (size)
@@ -50,8 +49,7 @@ SIM_EXPORT CUresult cuPointerGetAttribute(void *value, int attribute, CUdevicept
         *(CUdeviceptr *)value = address;
         return SUCCESS;
     case POINTER_HOST_ADDRESS:
-        if (!sim_is_on_host(&memory) && memory.type != SIM_MANAGED_MEMORY)
-            return ERROR_INVALID_VALUE;
+        REQUIRE(sim_is_on_host(&memory) || memory.type == SIM_MANAGED_MEMORY);
         *(CUdeviceptr *)value = address;
         return SUCCESS;
     case POINTER_BUFFER_ID:

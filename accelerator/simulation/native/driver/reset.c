@@ -1,6 +1,5 @@
 /* libcuda.so.1: ends the primary context of a device, whoever uses it, with its memory and limits. */
 #include "driver.h"
-
 #include "api.h"
 
 SIM_EXPORT CUresult cuDevicePrimaryCtxReset_v2(CUdevice device)

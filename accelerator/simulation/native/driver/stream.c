@@ -3,43 +3,37 @@
 
 SIM_EXPORT CUresult cuStreamCreate(CUstream *stream, unsigned flags)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->create_stream(stream, flags, 0);
 }
 
 SIM_EXPORT CUresult cuStreamCreateWithPriority(CUstream *stream, unsigned flags, int priority)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->create_stream(stream, flags, priority);
 }
 
 SIM_EXPORT CUresult cuStreamDestroy_v2(CUstream stream)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->destroy_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamQuery(CUstream stream)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->query_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamSynchronize(CUstream stream)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->synchronize_stream(stream);
 }
 
 SIM_EXPORT CUresult cuStreamIsCapturing(CUstream stream, int *status)
 {
-    const struct sim_runtime *functions;
-    RETURN_IF_ERROR(enter_runtime(__func__, &functions));
+    ENTER_RUNTIME(functions);
     return functions->is_capturing(stream, status);
 }
 

@@ -4,6 +4,8 @@
 #include "api.h"
 #include "interface/module_handles.h"
 
+#define ROW(name, exported, parameters) .name = exported,
+
 static int has_injections(void)
 {
     sim_config();
@@ -18,25 +20,7 @@ static _Atomic int *fault_flag(void)
 SIM_EXPORT const struct sim_driver *accelerator_sim_driver(void)
 {
     static const struct sim_driver table = {
-        .cuInit = cuInit,
-        .cuDriverGetVersion = cuDriverGetVersion,
-        .cuDeviceGetCount = cuDeviceGetCount,
-        .cuDeviceGetAttribute = cuDeviceGetAttribute,
-        .cuDevicePrimaryCtxRetain = cuDevicePrimaryCtxRetain,
-        .cuDevicePrimaryCtxReset = cuDevicePrimaryCtxReset_v2,
-        .cuDevicePrimaryCtxSetFlags = cuDevicePrimaryCtxSetFlags_v2,
-        .cuCtxSetCurrent = cuCtxSetCurrent,
-        .cuCtxSetLimit = cuCtxSetLimit,
-        .cuCtxGetLimit = cuCtxGetLimit,
-        .cuMemAlloc = cuMemAlloc_v2,
-        .cuMemAllocManaged = cuMemAllocManaged,
-        .cuMemFree = cuMemFree_v2,
-        .cuMemHostAlloc = cuMemHostAlloc,
-        .cuMemFreeHost = cuMemFreeHost,
-        .cuMemHostRegister = cuMemHostRegister_v2,
-        .cuMemHostUnregister = cuMemHostUnregister,
-        .cuMemGetInfo = cuMemGetInfo_v2,
-        .cuGetProcAddress = cuGetProcAddress_v2,
+        SIM_DRIVER_FUNCTIONS(ROW)
         .handles = &module_handles,
         .devices = devices,
         .current = current_context,

@@ -110,8 +110,7 @@ static bool describe(struct tensor_map *map, enum tensor_map_kind kind, const st
 static CUresult enter_map(const char *function, const void *map, int oldest_major)
 {
     RETURN_IF_ERROR(enter_context(function));
-    if (!map || (uintptr_t)map % 64 != 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(map && (uintptr_t)map % 64 == 0);
     return current_context()->major >= oldest_major ? SUCCESS : ERROR_NOT_SUPPORTED;
 }
 
@@ -123,11 +122,9 @@ SIM_EXPORT CUresult cuTensorMapEncodeTiled(struct tensor_map *target, unsigned t
     struct tensor_map map;
     RETURN_IF_ERROR(enter_map(__func__, target, SIM_TENSOR_MAP_MAJOR));
     const struct layout layout = {type, rank, address, sizes, strides, steps, interleave, swizzle, promotion, fill};
-    if (!box || !describe(&map, MAP_TILED, &layout) || !is_valid_inner(&map, box[0]))
-        return ERROR_INVALID_VALUE;
+    REQUIRE(box && describe(&map, MAP_TILED, &layout) && is_valid_inner(&map, box[0]));
     for (unsigned i = 0; i < rank; i++) {
-        if (box[i] == 0 || box[i] > 256)
-            return ERROR_INVALID_VALUE;
+        REQUIRE(box[i] != 0 && box[i] <= 256);
         map.box[i] = (uint16_t)box[i];
     }
     *target = map;
@@ -144,8 +141,7 @@ static CUresult encode_im2col(struct tensor_map *target, enum tensor_map_kind ki
         return ERROR_INVALID_VALUE;
     const int most = corners == 1 ? 32767 : corners == 2 ? 127 : 15;
     for (unsigned i = 0; i < corners; i++) {
-        if (lower[i] > most || lower[i] < -most - 1 || upper[i] > most || upper[i] < -most - 1)
-            return ERROR_INVALID_VALUE;
+        REQUIRE(lower[i] <= most && lower[i] >= -most - 1 && upper[i] <= most && upper[i] >= -most - 1);
         map.lower[i] = (int16_t)lower[i];
         map.upper[i] = (int16_t)upper[i];
     }
@@ -179,8 +175,7 @@ SIM_EXPORT CUresult cuTensorMapEncodeIm2colWide(struct tensor_map *target, unsig
 SIM_EXPORT CUresult cuTensorMapReplaceAddress(struct tensor_map *map, uintptr_t address)
 {
     RETURN_IF_ERROR(enter_map(__func__, map, SIM_TENSOR_MAP_MAJOR));
-    if (map->kind < MAP_TILED || map->kind > MAP_IM2COL_WIDE || address % alignment(map) != 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(map->kind >= MAP_TILED && map->kind <= MAP_IM2COL_WIDE && address % alignment(map) == 0);
     map->address = address;
     return SUCCESS;
 }

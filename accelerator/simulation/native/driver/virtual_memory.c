@@ -95,8 +95,7 @@ SIM_EXPORT CUresult cuMemGetAllocationGranularity(size_t *granularity, const str
 {
     enum { MINIMUM = 0, RECOMMENDED = 1 };
     RETURN_IF_ERROR(enter(__func__));
-    if (!granularity || !properties || option < MINIMUM || option > RECOMMENDED)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(granularity && properties && option >= MINIMUM && option <= RECOMMENDED);
     *granularity = GRANULARITY;
     return SUCCESS;
 }
@@ -105,17 +104,14 @@ SIM_EXPORT CUresult cuMemAddressReserve(CUdeviceptr *address, size_t size, size_
 {
     RETURN_IF_ERROR(enter(__func__));
     (void)hint;
-    if (!address || size == 0 || !is_granular(size) || (alignment & (alignment - 1)) != 0 || flags != 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(address && size != 0 && is_granular(size) && (alignment & (alignment - 1)) == 0 && flags == 0);
     if (alignment < GRANULARITY)
         alignment = GRANULARITY;
     size_t mapped;
-    if (__builtin_add_overflow(size, alignment, &mapped))
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(!__builtin_add_overflow(size, alignment, &mapped), ERROR_OUT_OF_MEMORY);
     /* Reserve too much, then unmap what lies before the first aligned address and after the end. */
     char *base = mmap(NULL, mapped, PROT_NONE, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0);
-    if (base == MAP_FAILED)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(base != MAP_FAILED, ERROR_OUT_OF_MEMORY);
     size_t in_front = (alignment - (uintptr_t)base % alignment) % alignment;
     if (in_front > 0)
         munmap(base, in_front);
@@ -151,8 +147,7 @@ static CUresult new_physical(const struct memory_file *file, size_t size, const 
 {
     static uintptr_t last_handle;
     struct physical *physical = calloc(1, sizeof *physical);
-    if (!physical)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(physical, ERROR_OUT_OF_MEMORY);
     memory_lock();
     *physical = (struct physical){++last_handle, 1, 0, *file, size, is_charged, *properties};
     bool is_recorded = sorted_insert(&physicals, physical->handle, physical);
@@ -180,17 +175,14 @@ SIM_EXPORT CUresult cuMemCreate(void **handle, size_t size, const struct propert
 {
     enum { PINNED = 1 };
     RETURN_IF_ERROR(enter(__func__));
-    if (!properties)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(properties);
     int device = properties->location.id;
     RETURN_IF_ERROR(enter_device(__func__, device));
     if (!handle || size == 0 || !is_granular(size) || flags != 0 || properties->location.type != ON_DEVICE ||
         properties->type != PINNED)
         return ERROR_INVALID_VALUE;
-    if (properties->handle_types & ~FILE_DESCRIPTOR_HANDLE)
-        return ERROR_NOT_SUPPORTED;
-    if (!charge(SIM_MAPPED_MEMORY, device, size))
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(!(properties->handle_types & ~FILE_DESCRIPTOR_HANDLE), ERROR_NOT_SUPPORTED);
+    RETURN_UNLESS(charge(SIM_MAPPED_MEMORY, device, size), ERROR_OUT_OF_MEMORY);
 
     static bool is_explained;
     if (!is_within_file_limit(size) && !is_explained) {
@@ -224,15 +216,12 @@ SIM_EXPORT CUresult cuMemRelease(void *handle)
 
 static CUresult map_physical(CUdeviceptr address, struct physical *physical)
 {
-    if (!memory_file_is_open(&physical->file))
-        return ERROR_OPERATING_SYSTEM;
+    RETURN_UNLESS(memory_file_is_open(&physical->file), ERROR_OPERATING_SYSTEM);
     /* Inaccessible until cuMemSetAccess. */
     void *base = mmap((void *)address, physical->size, PROT_NONE, MAP_SHARED | MAP_FIXED, physical->file.descriptor, 0);
-    if (base == MAP_FAILED)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(base != MAP_FAILED, ERROR_OUT_OF_MEMORY);
     struct block *block = block_insert(SIM_MAPPED_MEMORY, base, physical->size, physical->properties.location.id);
-    if (!block)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(block, ERROR_OUT_OF_MEMORY);
     block->physical = physical;
     physical->mappings++;
     return SUCCESS;
@@ -294,14 +283,11 @@ SIM_EXPORT CUresult cuMemUnmap(CUdeviceptr address, size_t size)
 
 static CUresult read_accesses(const struct access *accesses, size_t count, int *protection)
 {
-    if (!accesses || count == 0)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(accesses && count != 0);
     for (size_t i = 0; i < count; i++) {
         int flags = accesses[i].flags;
-        if (accesses[i].location.type != ON_DEVICE || (flags != NO_ACCESS && flags != READ && flags != READ_AND_WRITE))
-            return ERROR_INVALID_VALUE;
-        if (!is_device(accesses[i].location.id))
-            return ERROR_INVALID_DEVICE;
+        REQUIRE(accesses[i].location.type == ON_DEVICE && (flags == NO_ACCESS || flags == READ || flags == READ_AND_WRITE));
+        RETURN_UNLESS(is_device(accesses[i].location.id), ERROR_INVALID_DEVICE);
         *protection |= flags == NO_ACCESS ? PROT_NONE : flags == READ ? PROT_READ : PROT_READ | PROT_WRITE;
     }
     return SUCCESS;
@@ -323,19 +309,15 @@ SIM_EXPORT CUresult cuMemSetAccess(CUdeviceptr address, size_t size, const struc
 SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int handle_type, uint64_t flags)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!target || flags != 0)
-        return ERROR_INVALID_VALUE;
-    if (handle_type != FILE_DESCRIPTOR_HANDLE)
-        return ERROR_NOT_SUPPORTED;
+    REQUIRE(target && flags == 0);
+    RETURN_UNLESS(handle_type == FILE_DESCRIPTOR_HANDLE, ERROR_NOT_SUPPORTED);
     memory_lock();
     struct physical *physical = find_held(handle);
     bool is_open = physical && memory_file_is_open(&physical->file);
     int file = is_open ? fcntl(physical->file.descriptor, F_DUPFD_CLOEXEC, 0) : -1;
     memory_unlock();
-    if (!physical)
-        return ERROR_INVALID_VALUE;
-    if (file < 0)
-        return ERROR_OPERATING_SYSTEM;
+    REQUIRE(physical);
+    RETURN_UNLESS(file >= 0, ERROR_OPERATING_SYSTEM);
     *(int *)target = file;
     return SUCCESS;
 }
@@ -343,16 +325,14 @@ SIM_EXPORT CUresult cuMemExportToShareableHandle(void *target, void *handle, int
 SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handle, int handle_type)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (handle_type != FILE_DESCRIPTOR_HANDLE)
-        return ERROR_NOT_SUPPORTED;
+    RETURN_UNLESS(handle_type == FILE_DESCRIPTOR_HANDLE, ERROR_NOT_SUPPORTED);
     struct stat status;
     int descriptor = (int)(intptr_t)os_handle;
     if (!handle || !is_anonymous_file(descriptor) || fstat(descriptor, &status) != 0 || status.st_size == 0 ||
         !is_granular((uint64_t)status.st_size))
         return ERROR_INVALID_VALUE;
     struct memory_file file;
-    if (!memory_file_from(&file, fcntl(descriptor, F_DUPFD_CLOEXEC, 0)))
-        return ERROR_OPERATING_SYSTEM;
+    RETURN_UNLESS(memory_file_from(&file, fcntl(descriptor, F_DUPFD_CLOEXEC, 0)), ERROR_OPERATING_SYSTEM);
     struct sim_device *device = current_context();
     struct properties properties = {1, FILE_DESCRIPTOR_HANDLE, {ON_DEVICE, device ? device->ordinal : 0}, NULL, {0}};
     CUresult result = new_physical(&file, (size_t)status.st_size, &properties, false, handle);
@@ -364,8 +344,7 @@ SIM_EXPORT CUresult cuMemImportFromShareableHandle(void **handle, void *os_handl
 SIM_EXPORT CUresult cuMemRetainAllocationHandle(void **handle, void *address)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!handle)
-        return ERROR_INVALID_VALUE;
+    REQUIRE(handle);
     memory_lock();
     struct block *block = block_find(address);
     bool fits = block && block->memory.type == SIM_MAPPED_MEMORY;

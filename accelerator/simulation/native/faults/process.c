@@ -1,6 +1,7 @@
 /* Faults: when faults fire, and what they do to this process. */
 #include "common/clock.h"
 #include "common/config.h"
+#include "common/errors.h"
 #include "common/faults.h"
 #include "common/marked_processes.h"
 #include "common/state.h"
@@ -220,8 +221,7 @@ int faults_new_context(int gpu)
 {
     struct fault_table *table = used_faults;
     const struct gpu_health *health = &table->gpus[gpu];
-    if (health->is_lost)
-        return ERROR_UNKNOWN;
+    RETURN_UNLESS(!health->is_lost, ERROR_UNKNOWN);
     if (health->error)
         return (int)health->error;
     const char *rank = getenv("RANK"), *blocking = getenv("CUDA_LAUNCH_BLOCKING");

@@ -104,26 +104,31 @@ struct sim_runtime {
     _Atomic int *needs_checks; /* not zero if ops must look before they compute */
 };
 
+/* The entry points: X(name, exported name, parameters). */
+#define SIM_DRIVER_FUNCTIONS(X) \
+    X(cuInit, cuInit, (unsigned flags)) \
+    X(cuDriverGetVersion, cuDriverGetVersion, (int *version)) \
+    X(cuDeviceGetCount, cuDeviceGetCount, (int *count)) \
+    X(cuDeviceGetAttribute, cuDeviceGetAttribute, (int *value, int attribute, int ordinal)) \
+    X(cuDevicePrimaryCtxRetain, cuDevicePrimaryCtxRetain, (struct sim_device **context, int ordinal)) \
+    X(cuDevicePrimaryCtxReset, cuDevicePrimaryCtxReset_v2, (int ordinal)) \
+    X(cuDevicePrimaryCtxSetFlags, cuDevicePrimaryCtxSetFlags_v2, (int ordinal, unsigned flags)) \
+    X(cuCtxSetCurrent, cuCtxSetCurrent, (struct sim_device *context)) \
+    X(cuCtxSetLimit, cuCtxSetLimit, (unsigned limit, size_t value)) \
+    X(cuCtxGetLimit, cuCtxGetLimit, (size_t *value, unsigned limit)) \
+    X(cuMemAlloc, cuMemAlloc_v2, (uintptr_t *address, size_t size)) \
+    X(cuMemAllocManaged, cuMemAllocManaged, (uintptr_t *address, size_t size, unsigned flags)) \
+    X(cuMemFree, cuMemFree_v2, (uintptr_t address)) \
+    X(cuMemHostAlloc, cuMemHostAlloc, (void **address, size_t size, unsigned flags)) \
+    X(cuMemFreeHost, cuMemFreeHost, (void *address)) \
+    X(cuMemHostRegister, cuMemHostRegister_v2, (void *address, size_t size, unsigned flags)) \
+    X(cuMemHostUnregister, cuMemHostUnregister, (void *address)) \
+    X(cuMemGetInfo, cuMemGetInfo_v2, (size_t *free, size_t *total)) \
+    X(cuGetProcAddress, cuGetProcAddress_v2, (const char *name, void **function, int version, uint64_t flags, int *status))
+#define SIM_DRIVER_MEMBER(name, exported, parameters) int (*name) parameters;
+
 struct sim_driver {
-    int (*cuInit)(unsigned flags);
-    int (*cuDriverGetVersion)(int *version);
-    int (*cuDeviceGetCount)(int *count);
-    int (*cuDeviceGetAttribute)(int *value, int attribute, int ordinal);
-    int (*cuDevicePrimaryCtxRetain)(struct sim_device **context, int ordinal);
-    int (*cuDevicePrimaryCtxReset)(int ordinal);
-    int (*cuDevicePrimaryCtxSetFlags)(int ordinal, unsigned flags);
-    int (*cuCtxSetCurrent)(struct sim_device *context);
-    int (*cuCtxSetLimit)(unsigned limit, size_t value);
-    int (*cuCtxGetLimit)(size_t *value, unsigned limit);
-    int (*cuMemAlloc)(uintptr_t *address, size_t size);
-    int (*cuMemAllocManaged)(uintptr_t *address, size_t size, unsigned flags);
-    int (*cuMemFree)(uintptr_t address);
-    int (*cuMemHostAlloc)(void **address, size_t size, unsigned flags);
-    int (*cuMemFreeHost)(void *address);
-    int (*cuMemHostRegister)(void *address, size_t size, unsigned flags);
-    int (*cuMemHostUnregister)(void *address);
-    int (*cuMemGetInfo)(size_t *free, size_t *total);
-    int (*cuGetProcAddress)(const char *name, void **function, int version, uint64_t flags, int *status);
+    SIM_DRIVER_FUNCTIONS(SIM_DRIVER_MEMBER)
 
     struct sim_handles *handles; /* interface/module_handles.h */
     struct sim_device *devices;

@@ -33,32 +33,36 @@ struct copy {
     size_t target_pitch, source_pitch, width, height;
 };
 
-/* `world` is what race detection keeps about the work of a captured graph, or NULL. */
+/* X(result, name, parameters). `world` is what race detection keeps about the work of a captured graph, or NULL. */
+#define RACE_HOOKS(X) \
+    X(void, at_record, (struct race_stream *stream, struct race_event *event)) \
+    X(void, at_wait, (struct race_stream *stream, struct race_event *event)) \
+    X(void, at_event_end, (struct race_event *event)) \
+    /* Whether a query must answer that the event or the stream is not ready. */ \
+    X(bool, delays_event, (struct race_event *event, const void *caller)) \
+    X(bool, delays_stream, (struct race_stream *stream, const void *caller)) \
+    /* The host has waited. */ \
+    X(void, at_event_wait, (struct race_event *event)) \
+    X(void, at_stream_wait, (struct race_stream *stream)) \
+    X(void, at_device_wait, (int device)) \
+    X(void, at_allocation, (const void *address, int device)) \
+    X(void, at_free, (const void *address, size_t size)) \
+    X(void, at_copy, (struct race_stream *stream, const struct copy *copy, bool is_synchronous)) \
+    X(void, after_copy, (struct race_stream *stream, const struct copy *copy, bool is_synchronous)) \
+    /* A kernel from PTX, or a host function of the program, runs in between. It may use pinned memory. */ \
+    X(void, before_use, (void)) \
+    X(void, after_use, (void)) \
+    X(void, at_fill, (struct race_stream *stream, const struct copy *filled)) /* without a source */ \
+    X(void, at_collective, (void *handle, int device, const char *name, const void *source, size_t source_size, \
+      const void *target, size_t target_size)) \
+    /* A kernel of another library has run, and has accessed this. The name lives as long as the process. */ \
+    X(void, at_kernel, (struct race_stream *stream, const char *name, struct race_access *accesses, size_t count)) \
+    X(void, at_launch, (struct race_stream *stream, void *world)) \
+    X(void, at_graph_end, (void *world))
+#define RACE_HOOK(result, name, parameters) result(*name) parameters;
+
 struct race_hooks {
-    void (*at_record)(struct race_stream *stream, struct race_event *event);
-    void (*at_wait)(struct race_stream *stream, struct race_event *event);
-    void (*at_event_end)(struct race_event *event);
-    /* Whether a query must answer that the event or the stream is not ready. */
-    bool (*delays_event)(struct race_event *event, const void *caller);
-    bool (*delays_stream)(struct race_stream *stream, const void *caller);
-    /* The host has waited. */
-    void (*at_event_wait)(struct race_event *event);
-    void (*at_stream_wait)(struct race_stream *stream);
-    void (*at_device_wait)(int device);
-    void (*at_allocation)(const void *address, int device);
-    void (*at_free)(const void *address, size_t size);
-    void (*at_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
-    void (*after_copy)(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
-    /* A kernel from PTX, or a host function of the program, runs in between. It may use pinned memory. */
-    void (*before_use)(void);
-    void (*after_use)(void);
-    void (*at_fill)(struct race_stream *stream, const struct copy *filled); /* without a source */
-    void (*at_collective)(void *handle, int device, const char *name, const void *source, size_t source_size,
-                          const void *target, size_t target_size);
-    /* A kernel of another library has run, and has accessed this. The name lives as long as the process. */
-    void (*at_kernel)(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count);
-    void (*at_launch)(struct race_stream *stream, void *world);
-    void (*at_graph_end)(void *world);
+    RACE_HOOKS(RACE_HOOK)
     const struct race_functions *functions; /* for the engine; NULL unless races are to be reported */
 };
 

@@ -49,11 +49,9 @@ bool nvml_is_lost(int gpu)
 int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device)
 {
     RETURN_IF_ERROR(nvml_enter(function, true));
-    if (!nvml_decode(handle, device))
-        return NVML_INVALID_ARGUMENT;
+    RETURN_UNLESS(nvml_decode(handle, device), NVML_INVALID_ARGUMENT);
     RETURN_IF_ERROR(sim_injected(function, device->gpu));
-    if (nvml_is_lost(device->gpu))
-        return NVML_GPU_IS_LOST;
+    RETURN_UNLESS(!nvml_is_lost(device->gpu), NVML_GPU_IS_LOST);
     return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
 }
 
@@ -84,8 +82,7 @@ SIM_EXPORT int nvmlDeviceGetCount_v2(unsigned *count)
 static int put_handle(const char *function, int gpu, int instance, nvml_handle *handle)
 {
     RETURN_IF_ERROR(sim_injected(function, gpu));
-    if (nvml_is_lost(gpu))
-        return NVML_GPU_IS_LOST;
+    RETURN_UNLESS(!nvml_is_lost(gpu), NVML_GPU_IS_LOST);
     *handle = nvml_encode(gpu, instance);
     return NVML_OK;
 }
@@ -164,8 +161,7 @@ SIM_EXPORT int nvmlDeviceGetHandleByPciBusId_v2(const char *bus_id, nvml_handle 
 
 SIM_EXPORT int nvmlDeviceGetUUID(nvml_handle handle, char *uuid, unsigned size)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, uuid, &device));
+    NVML_ENTER_DEVICE(uuid);
     char text[SIM_UUID_SIZE];
     sim_uuid(device.gpu, device.instance, NULL, text);
     return nvml_put_text(text, uuid, size);
@@ -173,8 +169,7 @@ SIM_EXPORT int nvmlDeviceGetUUID(nvml_handle handle, char *uuid, unsigned size)
 
 SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, name, &device));
+    NVML_ENTER_DEVICE(name);
     char text[SIM_NAME_SIZE + 16];
     sim_display_name(device.gpu, device.instance, text, sizeof text);
     return nvml_put_text(text, name, size);
@@ -182,18 +177,15 @@ SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
 
 SIM_EXPORT int nvmlDeviceGetMinorNumber(nvml_handle handle, unsigned *minor)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, minor, &device));
-    if (nvml_is_instance(&device))
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_DEVICE(minor);
+    RETURN_UNLESS(!nvml_is_instance(&device), NVML_NOT_SUPPORTED);
     *minor = (unsigned)device.gpu;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major, int *minor)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, major && minor, &device));
+    NVML_ENTER_DEVICE(major && minor);
     *major = nvml_gpu(&device)->major;
     *minor = nvml_gpu(&device)->minor;
     return NVML_OK;
@@ -204,8 +196,7 @@ SIM_EXPORT int nvmlDeviceGetArchitecture(nvml_handle handle, unsigned *architect
 {
     enum { TURING = 6, ADA = 8, UNKNOWN = -1 };
     static const int generations[] = {[3] = 2, [5] = 3, [6] = 4, [7] = 5, [8] = 7, [9] = 9, [10] = 10, [12] = 10};
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, architecture, &device));
+    NVML_ENTER_DEVICE(architecture);
     int major = nvml_gpu(&device)->major, minor = nvml_gpu(&device)->minor;
     int generation = major < (int)(sizeof generations / sizeof *generations) ? generations[major] : 0;
     *architecture = (unsigned)(major == 7 && minor >= 5 ? TURING : major == 8 && minor == 9 ? ADA
@@ -230,8 +221,7 @@ struct nvml_pci_info nvml_pci_info(int gpu)
 
 SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct nvml_pci_info *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    NVML_ENTER_DEVICE(info);
     *info = nvml_pci_info(device.gpu);
     return NVML_OK;
 }
@@ -241,8 +231,7 @@ enum { PCI_INFO_V1 = 32, PCI_INFO_V2 = 52 };
 
 SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    NVML_ENTER_DEVICE(info);
     struct nvml_pci_info now = nvml_pci_info(device.gpu);
     memset(info, 0, PCI_INFO_V2);
     memcpy(info, &now, offsetof(struct nvml_pci_info, bus_id));
@@ -251,8 +240,7 @@ SIM_EXPORT int nvmlDeviceGetPciInfo_v2(nvml_handle handle, void *info)
 
 SIM_EXPORT int nvmlDeviceGetPciInfo(nvml_handle handle, void *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    NVML_ENTER_DEVICE(info);
     struct nvml_pci_info now = nvml_pci_info(device.gpu);
     memcpy(info, &now, PCI_INFO_V1);
     return NVML_OK;

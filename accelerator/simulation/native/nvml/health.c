@@ -19,8 +19,7 @@ const struct gpu_health *nvml_health(int gpu)
 /* Every GPU has ECC. */
 SIM_EXPORT int nvmlDeviceGetEccMode(nvml_handle handle, unsigned *current, unsigned *pending)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, current && pending, &device));
+    NVML_ENTER_GPU(current && pending);
     *current = *pending = 1;
     return NVML_OK;
 }
@@ -37,8 +36,7 @@ static uint64_t count_errors(int gpu, unsigned type, unsigned counter)
 
 SIM_EXPORT int nvmlDeviceGetTotalEccErrors(nvml_handle handle, unsigned type, unsigned counter, unsigned long long *count)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count && type < ERROR_TYPES && counter < COUNTERS, &device));
+    NVML_ENTER_GPU(count && type < ERROR_TYPES && counter < COUNTERS);
     *count = count_errors(device.gpu, type, counter);
     return NVML_OK;
 }
@@ -61,8 +59,7 @@ struct detailed_errors {
 
 SIM_EXPORT int nvmlDeviceGetDetailedEccErrors(nvml_handle handle, unsigned type, unsigned counter, struct detailed_errors *errors)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, errors && type < ERROR_TYPES && counter < COUNTERS, &device));
+    NVML_ENTER_GPU(errors && type < ERROR_TYPES && counter < COUNTERS);
     *errors = (struct detailed_errors){.device_memory = count_errors(device.gpu, type, counter)};
     return NVML_OK;
 }
@@ -73,11 +70,9 @@ struct remapper_histogram {
 
 SIM_EXPORT int nvmlDeviceGetRowRemapperHistogram(nvml_handle handle, struct remapper_histogram *histogram)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, histogram, &device));
+    NVML_ENTER_GPU(histogram);
     const unsigned banks = nvml_model(&device)->banks;
-    if (banks == 0)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(banks != 0, NVML_NOT_SUPPORTED);
     const unsigned remapped = nvml_health(device.gpu)->remapped, used = remapped < banks ? remapped : banks;
     *histogram = (struct remapper_histogram){.all = banks - used, .most = used};
     return NVML_OK;
@@ -95,8 +90,7 @@ SIM_EXPORT int nvmlDeviceGetRemappedRows(nvml_handle handle, unsigned *correctab
     struct nvml_device device;
     const bool is_valid = correctable && uncorrectable && is_pending && has_failed;
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
-    if (!has_row_counts(device.gpu))
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(has_row_counts(device.gpu), NVML_NOT_SUPPORTED);
     const struct gpu_health *health = nvml_health(device.gpu);
     *correctable = 0;
     *uncorrectable = health->remapped;
@@ -187,10 +181,8 @@ NVML_FIGURE(nvmlDeviceGetSupportedEventTypes, unsigned long long, ALL_EVENTS)
 
 SIM_EXPORT int nvmlDeviceRegisterEvents(nvml_handle handle, unsigned long long types, struct event_set *set)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, set, &device));
-    if (types & ~(unsigned long long)ALL_EVENTS)
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_GPU(set);
+    RETURN_UNLESS(!(types & ~(unsigned long long)ALL_EVENTS), NVML_NOT_SUPPORTED);
     set->types[device.gpu] |= types;
     struct fault_table *table = used_faults;
     if (!set->has_begun && table)
@@ -239,8 +231,7 @@ SIM_EXPORT int nvmlEventSetWait_v2(struct event_set *set, struct event_data *eve
                 is_lost |= nvml_is_lost(gpu);
         if (take_event(set, event))
             return NVML_OK;
-        if (is_lost)
-            return NVML_GPU_IS_LOST;
+        RETURN_UNLESS(!is_lost, NVML_GPU_IS_LOST);
         const int64_t time = now();
         if (time >= end)
             return TIMEOUT;

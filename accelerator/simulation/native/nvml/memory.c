@@ -24,8 +24,7 @@ struct memory_v1 {
 /* The older call counts the reserve as used. */
 SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    NVML_ENTER_DEVICE(info);
     struct nvml_memory_figures memory = read_memory(&device);
     *info = (struct memory_v1){memory.total, memory.free, memory.used + memory.reserved};
     return NVML_OK;
@@ -33,10 +32,8 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo(nvml_handle handle, struct memory_v1 *inf
 
 SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct nvml_memory *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
-    if (info->version != (sizeof *info | 2 << 24))
-        return NVML_VERSION_MISMATCH;
+    NVML_ENTER_DEVICE(info);
+    RETURN_UNLESS(info->version == (sizeof *info | 2 << 24), NVML_VERSION_MISMATCH);
     struct nvml_memory_figures memory = read_memory(&device);
     *info = (struct nvml_memory){info->version, memory.total, memory.reserved, memory.free, memory.used};
     return NVML_OK;
@@ -45,8 +42,7 @@ SIM_EXPORT int nvmlDeviceGetMemoryInfo_v2(nvml_handle handle, struct nvml_memory
 /* The host's window into the memory is unused, and as large as the memory if the model's is not known. */
 SIM_EXPORT int nvmlDeviceGetBAR1MemoryInfo(nvml_handle handle, struct memory_v1 *info)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, info, &device));
+    NVML_ENTER_DEVICE(info);
     const uint64_t known = nvml_is_instance(&device) ? 0 : (uint64_t)nvml_model(&device)->bar1 << 20;
     const uint64_t size = known ? known : sim_memory_size(device.gpu, device.instance);
     *info = (struct memory_v1){.total = size, .free = size};

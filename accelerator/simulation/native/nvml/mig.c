@@ -9,22 +9,17 @@ static unsigned index_of_instance(const struct sim_gpu *gpu, int instance)
 
 SIM_EXPORT int nvmlDeviceGetMigMode(nvml_handle handle, unsigned *current, unsigned *pending)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, current && pending, &device));
-    if (nvml_is_instance(&device) || !nvml_has_mig(&device))
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_DEVICE(current && pending);
+    RETURN_UNLESS(!nvml_is_instance(&device) && nvml_has_mig(&device), NVML_NOT_SUPPORTED);
     *current = *pending = nvml_gpu(&device)->instances != SIM_MIG_OFF;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetMigDeviceHandleByIndex(nvml_handle handle, unsigned index, nvml_handle *instance_handle)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, instance_handle && index < NVML_MAX_MIG_DEVICES, &device));
-    if (nvml_is_instance(&device))
-        return NVML_INVALID_ARGUMENT;
-    if (!nvml_has_mig(&device))
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_DEVICE(instance_handle && index < NVML_MAX_MIG_DEVICES);
+    RETURN_UNLESS(!nvml_is_instance(&device), NVML_INVALID_ARGUMENT);
+    RETURN_UNLESS(nvml_has_mig(&device), NVML_NOT_SUPPORTED);
     for (int instance = 0; instance < nvml_gpu(&device)->instances; instance++)
         if (index_of_instance(nvml_gpu(&device), instance) == index) {
             *instance_handle = nvml_encode(device.gpu, instance);

@@ -32,6 +32,14 @@ int nvml_enter(const char *function, bool has_valid_arguments);
 int nvml_enter_device(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 int nvml_enter_gpu(const char *function, nvml_handle handle, bool has_valid_arguments, struct nvml_device *device);
 
+/* First lines of a function: declare the device of its handle. */
+#define NVML_ENTER_DEVICE(has_valid_arguments)                                                                         \
+    struct nvml_device device;                                                                                         \
+    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, has_valid_arguments, &device))
+#define NVML_ENTER_GPU(has_valid_arguments)                                                                            \
+    struct nvml_device device;                                                                                         \
+    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, has_valid_arguments, &device))
+
 /* Define functions that write one figure, of a GPU, or of a GPU or MIG instance. If the condition does not hold, they return the
  * error. */
 #define NVML_FIGURE_IF(enter, function, type, condition, error, figure)                                                \

@@ -40,8 +40,7 @@ CONSTANT(nvmlDeviceGetAccountingBufferSize, 4000)
 
 SIM_EXPORT int nvmlDeviceGetBoardId(nvml_handle handle, unsigned *id)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, id, &device));
+    NVML_ENTER_GPU(id);
     const struct nvml_pci_info info = nvml_pci_info(device.gpu);
     *id = info.domain << 16 | info.bus << 8 | info.device;
     return NVML_OK;
@@ -50,8 +49,7 @@ SIM_EXPORT int nvmlDeviceGetBoardId(nvml_handle handle, unsigned *id)
 SIM_EXPORT int nvmlDeviceGetPcieThroughput(nvml_handle handle, unsigned direction, unsigned *kilobytes)
 {
     enum { DIRECTIONS = 2 };
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, kilobytes && direction < DIRECTIONS, &device));
+    NVML_ENTER_GPU(kilobytes && direction < DIRECTIONS);
     *kilobytes = 0;
     return NVML_OK;
 }
@@ -62,8 +60,7 @@ static int idle_engine(const char *function, nvml_handle handle, unsigned *perce
     enum { MICROSECONDS = 100000 };
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(function, handle, percent && period, &device));
-    if (nvml_gpu(&device)->instances != SIM_MIG_OFF)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(nvml_gpu(&device)->instances == SIM_MIG_OFF, NVML_NOT_SUPPORTED);
     *percent = 0;
     *period = MICROSECONDS;
     return NVML_OK;
@@ -82,16 +79,14 @@ IDLE_ENGINE(nvmlDeviceGetOfaUtilization)
 
 SIM_EXPORT int nvmlDeviceGetEncoderStats(nvml_handle handle, unsigned *sessions, unsigned *frames, unsigned *latency)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, sessions && frames && latency, &device));
+    NVML_ENTER_GPU(sessions && frames && latency);
     *sessions = *frames = *latency = 0;
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetFBCStats(nvml_handle handle, unsigned stats[3])
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, stats, &device));
+    NVML_ENTER_GPU(stats);
     memset(stats, 0, 3 * sizeof *stats);
     return NVML_OK;
 }

@@ -53,8 +53,7 @@ SIM_EXPORT int nvmlShutdown(void)
 {
     uint64_t old = session, new;
     do {
-        if (!is_own(old))
-            return NVML_UNINITIALIZED;
+        RETURN_UNLESS(is_own(old), NVML_UNINITIALIZED);
         RETURN_IF_ERROR(sim_injected(__func__, SIM_NO_GPU));
         new = (uint32_t)old > 0 ? old - 1 : old;
     } while (!atomic_compare_exchange_weak(&session, &old, new));
@@ -65,8 +64,7 @@ SIM_EXPORT int nvmlShutdown(void)
 int nvml_enter(const char *function, bool has_valid_arguments)
 {
     uint64_t current = session;
-    if ((uint32_t)current == 0 || !is_own(current))
-        return NVML_UNINITIALIZED;
+    RETURN_UNLESS((uint32_t)current != 0 && is_own(current), NVML_UNINITIALIZED);
     RETURN_IF_ERROR(sim_injected(function, SIM_NO_GPU));
     return has_valid_arguments ? NVML_OK : NVML_INVALID_ARGUMENT;
 }
@@ -111,8 +109,7 @@ SIM_EXPORT const char *nvmlErrorString(int result)
 
 int nvml_put_text(const char *text, char *buffer, unsigned size)
 {
-    if (strlen(text) >= size)
-        return NVML_INSUFFICIENT_SIZE;
+    RETURN_UNLESS(strlen(text) < size, NVML_INSUFFICIENT_SIZE);
     strcpy(buffer, text);
     return NVML_OK;
 }
@@ -143,8 +140,7 @@ SIM_EXPORT int nvmlSystemGetCudaDriverVersion(int *version)
 SIM_EXPORT int nvmlSystemGetCudaDriverVersion_v2(int *version)
 {
     RETURN_IF_ERROR(nvml_enter(__func__, version));
-    if (!nvml_has_driver())
-        return NVML_LIBRARY_NOT_FOUND;
+    RETURN_UNLESS(nvml_has_driver(), NVML_LIBRARY_NOT_FOUND);
     *version = sim_config()->cuda_version;
     return NVML_OK;
 }
@@ -156,12 +152,10 @@ SIM_EXPORT int nvmlSystemGetProcessName(unsigned pid, char *name, unsigned size)
     char path[32], text[4096];
     snprintf(path, sizeof path, "/proc/%u/cmdline", pid);
     int file = open(path, O_RDONLY | O_CLOEXEC);
-    if (file < 0)
-        return NVML_NOT_FOUND;
+    RETURN_UNLESS(file >= 0, NVML_NOT_FOUND);
     ssize_t length = read(file, text, sizeof text - 1);
     close(file);
-    if (length <= 0)
-        return NVML_NOT_FOUND;
+    RETURN_UNLESS(length > 0, NVML_NOT_FOUND);
     text[length] = '\0';
     snprintf(name, size, "%s", text);
     return NVML_OK;

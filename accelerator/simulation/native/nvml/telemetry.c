@@ -91,10 +91,8 @@ struct utilization_rates {
 /* Also unavailable for a GPU in MIG mode. */
 SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilization_rates *rates)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, rates, &device));
-    if (nvml_gpu(&device)->instances != SIM_MIG_OFF)
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_GPU(rates);
+    RETURN_UNLESS(nvml_gpu(&device)->instances == SIM_MIG_OFF, NVML_NOT_SUPPORTED);
     rates->gpu = utilization(device.gpu);
     rates->memory = memory_utilization(device.gpu);
     return NVML_OK;
@@ -102,8 +100,7 @@ SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilizat
 
 SIM_EXPORT int nvmlDeviceGetTemperature(nvml_handle handle, unsigned sensor, unsigned *degrees)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, degrees && sensor == 0, &device));
+    NVML_ENTER_GPU(degrees && sensor == 0);
     *degrees = temperature(device.gpu);
     return NVML_OK;
 }
@@ -115,12 +112,9 @@ struct versioned_temperature {
 
 SIM_EXPORT int nvmlDeviceGetTemperatureV(nvml_handle handle, struct versioned_temperature *reading)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, reading, &device));
-    if (reading->version != (sizeof *reading | 1 << 24))
-        return NVML_VERSION_MISMATCH;
-    if (reading->sensor != 0)
-        return NVML_INVALID_ARGUMENT;
+    NVML_ENTER_GPU(reading);
+    RETURN_UNLESS(reading->version == (sizeof *reading | 1 << 24), NVML_VERSION_MISMATCH);
+    RETURN_UNLESS(reading->sensor == 0, NVML_INVALID_ARGUMENT);
     reading->degrees = (int)temperature(device.gpu);
     return NVML_OK;
 }
@@ -136,10 +130,8 @@ NVML_FIGURE_IF(nvml_enter_gpu, nvmlDeviceGetFanSpeed, unsigned, fan_count(device
 
 SIM_EXPORT int nvmlDeviceGetPowerManagementLimitConstraints(nvml_handle handle, unsigned *least, unsigned *greatest)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, least && greatest, &device));
-    if (least_power_limit(device.gpu) == 0)
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_GPU(least && greatest);
+    RETURN_UNLESS(least_power_limit(device.gpu) != 0, NVML_NOT_SUPPORTED);
     *least = least_power_limit(device.gpu);
     *greatest = power_limit(device.gpu);
     return NVML_OK;
@@ -149,8 +141,7 @@ enum { SHUTDOWN, SLOWDOWN, MEMORY_MAXIMUM, GPU_MAXIMUM, THRESHOLDS = 8 };
 
 SIM_EXPORT int nvmlDeviceGetTemperatureThreshold(nvml_handle handle, unsigned threshold, unsigned *degrees)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, degrees && threshold < THRESHOLDS, &device));
+    NVML_ENTER_GPU(degrees && threshold < THRESHOLDS);
     const struct sim_model *model = nvml_model(&device);
     if (model->temperature == 0 || (threshold != SHUTDOWN && threshold != SLOWDOWN && threshold != GPU_MAXIMUM))
         return NVML_NOT_SUPPORTED;
@@ -165,28 +156,23 @@ struct versioned_margin {
 
 SIM_EXPORT int nvmlDeviceGetMarginTemperature(nvml_handle handle, struct versioned_margin *margin)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, margin, &device));
-    if (margin->version != (sizeof *margin | 1 << 24))
-        return NVML_VERSION_MISMATCH;
-    if (nvml_model(&device)->temperature == 0)
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_GPU(margin);
+    RETURN_UNLESS(margin->version == (sizeof *margin | 1 << 24), NVML_VERSION_MISMATCH);
+    RETURN_UNLESS(nvml_model(&device)->temperature != 0, NVML_NOT_SUPPORTED);
     margin->degrees = (int)nvml_model(&device)->temperature - (int)temperature(device.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS, &device));
+    NVML_ENTER_GPU(megahertz && type < CLOCKS);
     *megahertz = clock_rate(device.gpu, type);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetMaxClockInfo(nvml_handle handle, unsigned type, unsigned *megahertz)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS, &device));
+    NVML_ENTER_GPU(megahertz && type < CLOCKS);
     *megahertz = maximum_clock_rate(device.gpu, type);
     return NVML_OK;
 }
@@ -196,8 +182,7 @@ static int application_clock(const char *function, nvml_handle handle, unsigned 
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(function, handle, megahertz && type < CLOCKS, &device));
-    if (nvml_model(&device)->clocks[type] == 0)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(nvml_model(&device)->clocks[type] != 0, NVML_NOT_SUPPORTED);
     *megahertz = nvml_model(&device)->clocks[type];
     return NVML_OK;
 }
@@ -215,8 +200,7 @@ APPLICATION_CLOCK(nvmlDeviceGetMaxCustomerBoostClock)
 SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id, unsigned *megahertz)
 {
     enum { CURRENT, TARGET, DEFAULT, CUSTOMER_BOOST, IDS };
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, megahertz && type < CLOCKS && id < IDS, &device));
+    NVML_ENTER_GPU(megahertz && type < CLOCKS && id < IDS);
     if (id != CURRENT)
         return application_clock(__func__, handle, type, megahertz);
     *megahertz = clock_rate(device.gpu, type);
@@ -225,10 +209,8 @@ SIM_EXPORT int nvmlDeviceGetClock(nvml_handle handle, unsigned type, unsigned id
 
 SIM_EXPORT int nvmlDeviceGetFanSpeed_v2(nvml_handle handle, unsigned fan, unsigned *percent)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, percent, &device));
-    if (fan >= fan_count(device.gpu))
-        return NVML_INVALID_ARGUMENT;
+    NVML_ENTER_GPU(percent);
+    RETURN_UNLESS(fan < fan_count(device.gpu), NVML_INVALID_ARGUMENT);
     *percent = fan_speed(device.gpu);
     return NVML_OK;
 }
@@ -305,8 +287,7 @@ static bool read_field(int gpu, unsigned field, uint64_t *value, int *type)
 
 SIM_EXPORT int nvmlDeviceGetFieldValues(nvml_handle handle, int count, struct nvml_field_value *values)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, values && count > 0, &device));
+    NVML_ENTER_DEVICE(values && count > 0);
     struct timespec time;
     clock_gettime(CLOCK_REALTIME, &time);
     for (int i = 0; i < count; i++) {

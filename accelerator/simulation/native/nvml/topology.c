@@ -37,8 +37,7 @@ static int enter_link(const char *function, nvml_handle handle, unsigned link, b
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_gpu(function, handle, has_valid_arguments && link < MOST_LINKS_OF_ANY_GPU, &device));
-    if (nvml_gpu(&device)->link_group == SIM_NO_LINKS || link >= LINKS_PER_GPU)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(nvml_gpu(&device)->link_group != SIM_NO_LINKS && link < LINKS_PER_GPU, NVML_NOT_SUPPORTED);
     *peer = find_link_peer(device.gpu, link);
     return NVML_OK;
 }
@@ -55,8 +54,7 @@ SIM_EXPORT int nvmlDeviceGetNvLinkVersion(nvml_handle handle, unsigned link, uns
 {
     int peer;
     RETURN_IF_ERROR(enter_link(__func__, handle, link, version, &peer));
-    if (peer == SIM_NO_GPU)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(peer != SIM_NO_GPU, NVML_NOT_SUPPORTED);
     *version = 4;
     return NVML_OK;
 }
@@ -76,8 +74,7 @@ SIM_EXPORT int nvmlDeviceGetNvLinkRemoteDeviceType(nvml_handle handle, unsigned 
     enum { DEVICE_TYPE_GPU = 0 };
     int peer;
     RETURN_IF_ERROR(enter_link(__func__, handle, link, type, &peer));
-    if (peer == SIM_NO_GPU)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(peer != SIM_NO_GPU, NVML_NOT_SUPPORTED);
     *type = DEVICE_TYPE_GPU;
     return NVML_OK;
 }
@@ -87,8 +84,7 @@ static int remote_pci_info(const char *function, nvml_handle handle, unsigned li
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(function, handle, info && link < MOST_LINKS_OF_ANY_GPU, &device));
     int peer = nvml_is_instance(&device) ? SIM_NO_GPU : find_link_peer(device.gpu, link);
-    if (peer == SIM_NO_GPU)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(peer != SIM_NO_GPU, NVML_NOT_SUPPORTED);
     struct nvml_pci_info remote = nvml_pci_info(peer);
     memcpy(info, &remote, size);
     return NVML_OK;
@@ -114,8 +110,7 @@ SIM_EXPORT int nvmlDeviceGetP2PStatus(nvml_handle handle, nvml_handle other, uns
     struct nvml_device device;
     bool is_valid = status && capability < CAPABILITIES && nvml_decode(other, &second);
     RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, is_valid, &device));
-    if (nvml_is_instance(&second))
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(!nvml_is_instance(&second), NVML_NOT_SUPPORTED);
     bool needs_nvlink = capability == NVLINK || capability == ATOMICS;
     *status = !needs_nvlink || are_linked(device.gpu, second.gpu) ? POSSIBLE : IMPOSSIBLE;
     return NVML_OK;
@@ -133,16 +128,14 @@ static unsigned common_level(int gpu, int other)
 SIM_EXPORT int nvmlDeviceGetTopologyCommonAncestor(nvml_handle handle, nvml_handle other, unsigned *level)
 {
     struct nvml_device second;
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, level && nvml_decode(other, &second), &device));
+    NVML_ENTER_GPU(level && nvml_decode(other, &second));
     *level = common_level(device.gpu, second.gpu);
     return NVML_OK;
 }
 
 SIM_EXPORT int nvmlDeviceGetTopologyNearestGpus(nvml_handle handle, unsigned level, unsigned *count, nvml_handle *gpus)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, count && level <= SAME_MACHINE, &device));
+    NVML_ENTER_GPU(count && level <= SAME_MACHINE);
     unsigned capacity = gpus ? *count : 0;
     *count = 0;
     for (int other = 0; other < sim_config()->gpu_count; other++) {
@@ -192,8 +185,7 @@ static int cpu_affinity(const char *function, nvml_handle handle, unsigned words
 {
     struct nvml_device device;
     RETURN_IF_ERROR(nvml_enter_device(function, handle, set && words > 0 && scope < SCOPES, &device));
-    if (nvml_gpu(&device)->nodes == 0)
-        return NVML_NOT_SUPPORTED;
+    RETURN_UNLESS(nvml_gpu(&device)->nodes != 0, NVML_NOT_SUPPORTED);
     memset(set, 0, words * sizeof *set);
     bool has_cpus = false;
     for (unsigned node = 0; node < WORD_BITS; node++)
@@ -216,10 +208,8 @@ SIM_EXPORT int nvmlDeviceGetCpuAffinityWithinScope(nvml_handle handle, unsigned 
 
 SIM_EXPORT int nvmlDeviceGetMemoryAffinity(nvml_handle handle, unsigned words, uint64_t *set, unsigned scope)
 {
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_device(__func__, handle, set && words > 0 && scope < SCOPES, &device));
-    if (nvml_gpu(&device)->nodes == 0)
-        return NVML_NOT_SUPPORTED;
+    NVML_ENTER_DEVICE(set && words > 0 && scope < SCOPES);
+    RETURN_UNLESS(nvml_gpu(&device)->nodes != 0, NVML_NOT_SUPPORTED);
     memset(set, 0, words * sizeof *set);
     set[0] = nvml_gpu(&device)->nodes;
     return NVML_OK;
@@ -237,8 +227,7 @@ struct fabric_info {
 SIM_EXPORT int nvmlDeviceGetGpuFabricInfoV(nvml_handle handle, struct fabric_info *info)
 {
     enum { NO_FABRIC = 0 };
-    struct nvml_device device;
-    RETURN_IF_ERROR(nvml_enter_gpu(__func__, handle, info, &device));
+    NVML_ENTER_GPU(info);
     *info = (struct fabric_info){.version = info->version, .status = NVML_NOT_SUPPORTED, .state = NO_FABRIC};
     return NVML_OK;
 }

@@ -173,27 +173,11 @@ extern const struct race_functions race_functions;
 
 /* ---- order.c, queries.c, copies.c: the hooks ---- */
 
-void race_at_record(struct race_stream *stream, struct race_event *event);
-void race_at_wait(struct race_stream *stream, struct race_event *event);
-void race_at_event_end(struct race_event *event);
+#define DECLARE_HOOK(result, name, parameters) result race_##name parameters;
+RACE_HOOKS(DECLARE_HOOK)
+#undef DECLARE_HOOK
+
 void forget_allocation(uintptr_t address);
 int stream_of_memory(uintptr_t address); /* the index of the stream that torch's allocator gives the memory; -1 if unknown */
-bool race_delays_event(struct race_event *event, const void *caller);
-bool race_delays_stream(struct race_stream *stream, const void *caller);
-void race_at_event_wait(struct race_event *event);
-void race_at_stream_wait(struct race_stream *stream);
-void race_at_device_wait(int device);
-void race_at_allocation(const void *address, int device);
-void race_at_free(const void *address, size_t size);
-void race_at_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
-void race_after_copy(struct race_stream *stream, const struct copy *copy, bool is_synchronous);
-void race_before_use(void);
-void race_after_use(void);
-void race_at_fill(struct race_stream *stream, const struct copy *filled);
-void race_at_collective(void *handle, int device, const char *name, const void *source, size_t source_size,
-                        const void *target, size_t target_size);
-void race_at_kernel(struct race_stream *stream, const char *name, struct race_access *accesses, size_t count);
-void race_at_launch(struct race_stream *stream, void *captured);
-void race_at_graph_end(void *world);
 
 #endif

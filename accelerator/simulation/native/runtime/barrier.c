@@ -70,8 +70,7 @@ static bool start_thread(struct barrier *barrier)
 static cudaError_t run(struct stream *stream, const struct work *work)
 {
     struct barrier *barrier = calloc(1, sizeof *barrier);
-    if (!barrier)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(barrier, ERROR_OUT_OF_MEMORY);
     barrier->device = stream->device;
     barrier->value = work->barrier.value;
     barrier->timeout_ms = work->barrier.timeout_ms;

@@ -130,10 +130,8 @@ static cudaError_t add_capture(struct stream *stream, struct graph *graph, int m
 static cudaError_t begin_capture(void *handle, const struct sim_device *device, struct graph *graph, int mode)
 {
     struct stream *stream = find_stream(handle, device);
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
-    if (mode < GLOBAL || mode > RELAXED)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(stream, ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(mode >= GLOBAL && mode <= RELAXED, ERROR_INVALID_VALUE);
     if ((uintptr_t)handle <= 2)
         return ERROR_STREAM_CAPTURE_UNSUPPORTED; /* CUDA cannot capture the default stream */
     pthread_mutex_lock(&lock);
@@ -144,26 +142,22 @@ static cudaError_t begin_capture(void *handle, const struct sim_device *device, 
 
 EXPORT cudaError_t cudaStreamBeginCapture(void *handle, int mode)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     return finish(begin_capture(handle, device, NULL, mode));
 }
 
 EXPORT cudaError_t cudaStreamBeginCaptureToGraph(void *handle, struct graph *graph, struct node *const *dependencies,
                                                  const void *edges, size_t count, int mode)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     (void)dependencies, (void)edges, (void)count;
     return finish(graph ? begin_capture(handle, device, graph, mode) : ERROR_INVALID_VALUE);
 }
 
 static cudaError_t check_end(const struct capture *capture, const struct stream *stream)
 {
-    if (!capture)
-        return ERROR_ILLEGAL_STATE;
-    if (capture->origin != stream)
-        return ERROR_STREAM_CAPTURE_UNMATCHED;
+    RETURN_UNLESS(capture, ERROR_ILLEGAL_STATE);
+    RETURN_UNLESS(capture->origin == stream, ERROR_STREAM_CAPTURE_UNMATCHED);
     if (capture->mode != RELAXED && !pthread_equal(capture->thread, pthread_self()))
         return ERROR_STREAM_CAPTURE_WRONG_THREAD;
     return SUCCESS;
@@ -203,11 +197,9 @@ static cudaError_t remove_capture(struct capture *capture, struct graph **graph,
 
 EXPORT cudaError_t cudaStreamEndCapture(void *handle, struct graph **graph)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     struct stream *stream = find_stream(handle, device);
-    if (!stream || !graph)
-        return fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(stream && graph, fail(stream ? ERROR_INVALID_VALUE : ERROR_INVALID_HANDLE));
     *graph = NULL;
     struct graph *unused = NULL;
     pthread_mutex_lock(&lock);
@@ -266,8 +258,7 @@ static cudaError_t join(struct capture *capture, struct stream *stream, const st
         return ERROR_OUT_OF_MEMORY; /* already when the event was recorded */
     if (work->stream_count > stream->known->stream_count) {
         struct captured_work *longer = copy_work(capture, stream->known, work->stream_count);
-        if (!longer)
-            return ERROR_OUT_OF_MEMORY;
+        RETURN_UNLESS(longer, ERROR_OUT_OF_MEMORY);
         stream->known = longer;
     }
     for (size_t i = 0; i < work->stream_count; i++)
@@ -281,8 +272,7 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event, u
     struct capture *capture = stream->capture, *source = find_capture(capture_id);
     if (!source && capture_id != 0)
         return ERROR_CAPTURED_EVENT; /* the event's capture has ended */
-    if (capture && capture->status == INVALIDATED)
-        return ERROR_STREAM_CAPTURE_INVALIDATED;
+    RETURN_UNLESS(!capture || capture->status != INVALIDATED, ERROR_STREAM_CAPTURE_INVALIDATED);
     if (!source) {
         if (*event->time == 0)
             return SUCCESS; /* never recorded: nothing to wait for */
@@ -292,8 +282,7 @@ static cudaError_t wait_in_capture(struct stream *stream, struct event *event, u
     bool is_default = is_default_stream(stream);
     if (!capture && (is_default || source->status == INVALIDATED))
         return is_default ? ERROR_STREAM_CAPTURE_IMPLICIT : ERROR_STREAM_CAPTURE_INVALIDATED;
-    if (!capture && !add_stream(source, stream))
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(capture || add_stream(source, stream), ERROR_OUT_OF_MEMORY);
     if (capture && capture != source) {
         capture->status = source->status = INVALIDATED;
         return ERROR_STREAM_CAPTURE_MERGE;
@@ -365,8 +354,7 @@ static cudaError_t read_capture(void *handle, const struct sim_device *device, i
 
 EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     return finish(read_capture(handle, device, status, NULL, NULL, NULL, NULL));
 }
 
@@ -374,16 +362,14 @@ EXPORT cudaError_t cudaStreamIsCapturing(void *handle, int *status)
 EXPORT cudaError_t cudaStreamGetCaptureInfo_v2(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                                struct node *const **dependencies, size_t *count)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     return finish(read_capture(handle, device, status, id, graph, dependencies, count));
 }
 #else
 EXPORT cudaError_t cudaStreamGetCaptureInfo(void *handle, int *status, unsigned long long *id, struct graph **graph,
                                             struct node *const **dependencies, const void **edges, size_t *count)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     if (edges)
         *edges = NULL;
     return finish(read_capture(handle, device, status, id, graph, dependencies, count));
@@ -398,8 +384,7 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
                                                        size_t count, unsigned flags)
 #endif
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     (void)nodes, (void)count, (void)flags;
 #if CUDART != 12
     (void)edges;
@@ -411,8 +396,7 @@ EXPORT cudaError_t cudaStreamUpdateCaptureDependencies(void *handle, struct node
 EXPORT cudaError_t cudaThreadExchangeStreamCaptureMode(int *mode)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!mode || *mode < GLOBAL || *mode > RELAXED)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(mode && *mode >= GLOBAL && *mode <= RELAXED);
     int previous = thread_mode;
     thread_mode = *mode;
     *mode = previous;

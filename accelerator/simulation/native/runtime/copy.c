@@ -80,8 +80,7 @@ static cudaError_t copy_planes(void *handle, const struct sim_device *device, st
     static const struct work_type copying = {.node = "MEMCPY", .run = copy, .prepare = prepare_copy};
     struct stream *stream = find_stream(handle, device);
     struct copy *rows = &planes.rows;
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(stream, ERROR_INVALID_HANDLE);
     if (rows->width == 0 || rows->height == 0 || planes.depth == 0)
         return SUCCESS;
     if (!is_valid_side(rows->target, rows, rows->target_pitch, planes.depth, planes.target_size) ||
@@ -111,8 +110,7 @@ static cudaError_t fill_planes(void *handle, const struct sim_device *device, st
     static const struct work_type filling = {.node = "MEMSET", .run = fill, .prepare = wait_for_earlier_work};
     struct stream *stream = find_stream(handle, device);
     struct copy *rows = &planes.rows;
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(stream, ERROR_INVALID_HANDLE);
     if (rows->width == 0 || rows->height == 0 || planes.depth == 0)
         return SUCCESS;
     if (!is_valid_side(rows->target, rows, rows->target_pitch, planes.depth, planes.target_size))
@@ -141,8 +139,7 @@ static cudaError_t enter_synchronous(const char *function, struct sim_device **d
 
 EXPORT cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int direction)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(finish(check_direction(direction)));
     RETURN_IF_ERROR(enter_synchronous(__func__, &device));
     return finish(copy_bytes(NULL, device, target, source, size, true));
@@ -150,8 +147,7 @@ EXPORT cudaError_t cudaMemcpy(void *target, const void *source, size_t size, int
 
 EXPORT cudaError_t cudaMemcpyAsync(void *target, const void *source, size_t size, int direction, void *stream)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(finish(check_direction(direction)));
     return finish(copy_bytes(stream, device, target, source, size, false));
 }
@@ -221,8 +217,7 @@ static cudaError_t copy_sides(const char *function, const struct side *target, c
         {start_of(target), start_of(source), to->pitch, from->pitch, extent.width, extent.height},
         extent.depth, to->pitch * to->height, from->pitch * from->height,
     };
-    if (!to->address || !from->address)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(to->address && from->address, ERROR_INVALID_VALUE);
     RETURN_IF_ERROR(check_pitches(&planes.rows));
     if (extent.depth > 1 && (extent.height > to->height || extent.height > from->height))
         return ERROR_INVALID_VALUE;
@@ -233,8 +228,7 @@ static cudaError_t copy_box(const char *function, const struct copy_parameters *
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(function, &device));
-    if (!copied)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(copied);
     RETURN_IF_ERROR(finish(check_direction(copied->direction)));
     if (is_synchronous)
         RETURN_IF_ERROR(enter_synchronous(function, &device));
@@ -280,8 +274,7 @@ static cudaError_t copy_between_peers(const char *function, const struct peer_pa
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(function, &device));
-    if (!copied)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(copied);
     RETURN_IF_ERROR(enter_peers(function, copied->target_device, copied->source_device, &device));
     return finish(copy_sides(function, &copied->target, &copied->source, copied->extent, device, stream, false));
 }
@@ -315,16 +308,14 @@ static cudaError_t fill_box(const char *function, struct pitched_pointer filled,
 
 EXPORT cudaError_t cudaMemset(void *target, int value, size_t size)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(unsafe_call());
     return finish(fill_bytes(NULL, device, target, value, size));
 }
 
 EXPORT cudaError_t cudaMemsetAsync(void *target, int value, size_t size, void *stream)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     return finish(fill_bytes(stream, device, target, value, size));
 }
 

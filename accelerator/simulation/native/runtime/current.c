@@ -47,8 +47,7 @@ EXPORT cudaError_t cudaSetDevice(int ordinal)
     struct sim_device *device = driver->current();
     if (device && device->ordinal == ordinal)
         return SUCCESS;
-    if (ordinal < 0 || ordinal >= visible_device_count())
-        return fail(ERROR_INVALID_DEVICE);
+    RETURN_UNLESS(ordinal >= 0 && ordinal < visible_device_count(), fail(ERROR_INVALID_DEVICE));
     RETURN_IF_ERROR(finish(make_current(ordinal)));
     thread_device = ordinal;
     return SUCCESS;
@@ -57,8 +56,7 @@ EXPORT cudaError_t cudaSetDevice(int ordinal)
 EXPORT cudaError_t cudaGetDevice(int *ordinal)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!ordinal)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(ordinal);
     *ordinal = chosen_device();
     return SUCCESS;
 }
@@ -84,8 +82,7 @@ EXPORT cudaError_t cudaSetDeviceFlags(unsigned flags)
 EXPORT cudaError_t cudaGetDeviceFlags(unsigned *flags)
 {
     RETURN_IF_ERROR(enter_context(__func__, NULL));
-    if (!flags)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(flags);
     *flags = driver->current()->context_flags | MAPS_HOST_MEMORY;
     return SUCCESS;
 }
@@ -95,10 +92,8 @@ EXPORT cudaError_t cudaInitDevice(int ordinal, unsigned device_flags, unsigned f
     enum { FLAGS_ARE_VALID = 1 };
     struct sim_device *device;
     RETURN_IF_ERROR(enter(__func__));
-    if (ordinal < 0 || ordinal >= visible_device_count())
-        return fail(ERROR_INVALID_DEVICE);
-    if (flags & ~FLAGS_ARE_VALID)
-        return fail(ERROR_INVALID_VALUE);
+    RETURN_UNLESS(ordinal >= 0 && ordinal < visible_device_count(), fail(ERROR_INVALID_DEVICE));
+    REQUIRE(!(flags & ~FLAGS_ARE_VALID));
     if (flags)
         RETURN_IF_ERROR(finish(driver->cuDevicePrimaryCtxSetFlags(ordinal, device_flags)));
     return finish(retain(ordinal, &device));

@@ -77,19 +77,16 @@ static cudaError_t allocate_from(const char *function, struct pool *pool, void *
 {
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(function, &device));
-    if (!address || !find_stream(handle, device))
-        return fail(address ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE);
+    RETURN_UNLESS(address && find_stream(handle, device), fail(address ? ERROR_INVALID_HANDLE : ERROR_INVALID_VALUE));
     *address = NULL;
     if (!pool)
         pool = &pools[device->ordinal];
-    if (!is_pool(pool) || pool - pools >= visible_device_count())
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(is_pool(pool) && pool - pools < visible_device_count());
     if (pool != &pools[device->ordinal])
         return fail(ERROR_NOT_SUPPORTED); /* memory of another device than the stream's */
     if (size == 0)
         return SUCCESS;
-    if (size > device->memory)
-        return fail(ERROR_OUT_OF_MEMORY);
+    RETURN_UNLESS(size <= device->memory, fail(ERROR_OUT_OF_MEMORY));
     pthread_mutex_lock(&lock);
     cudaError_t error = allocate(pool, address, round_up(size));
     pthread_mutex_unlock(&lock);
@@ -135,10 +132,8 @@ cudaError_t pool_free(const struct sim_memory *memory)
 EXPORT cudaError_t cudaFreeAsync(void *address, void *handle)
 {
     struct sim_memory memory;
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!find_stream(handle, device))
-        return fail(ERROR_INVALID_HANDLE);
+    ENTER_CONTEXT(device);
+    RETURN_UNLESS(find_stream(handle, device), fail(ERROR_INVALID_HANDLE));
     if (!address)
         return SUCCESS;
     if (!driver->find_memory(address, &memory) || memory.base != address)
@@ -151,10 +146,8 @@ EXPORT cudaError_t cudaFreeAsync(void *address, void *handle)
 EXPORT cudaError_t cudaDeviceGetDefaultMemPool(struct pool **pool, int ordinal)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (ordinal < 0 || ordinal >= visible_device_count())
-        return fail(ERROR_INVALID_DEVICE);
-    if (!pool)
-        return fail(ERROR_INVALID_VALUE);
+    RETURN_UNLESS(ordinal >= 0 && ordinal < visible_device_count(), fail(ERROR_INVALID_DEVICE));
+    REQUIRE(pool);
     *pool = &pools[ordinal];
     return SUCCESS;
 }
@@ -186,8 +179,7 @@ enum pool_attribute {
 EXPORT cudaError_t cudaMemPoolGetAttribute(struct pool *pool, int attribute, void *value)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!is_pool(pool) || !value)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(is_pool(pool) && value);
     uint64_t *bytes = value;
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
@@ -212,8 +204,7 @@ EXPORT cudaError_t cudaMemPoolGetAttribute(struct pool *pool, int attribute, voi
 EXPORT cudaError_t cudaMemPoolSetAttribute(struct pool *pool, int attribute, void *value)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!is_pool(pool) || !value)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(is_pool(pool) && value);
     cudaError_t error = SUCCESS;
     pthread_mutex_lock(&lock);
     if (attribute == RELEASE_THRESHOLD)
@@ -241,8 +232,7 @@ EXPORT cudaError_t cudaMemPoolSetAccess(struct pool *pool, const void *descripti
 EXPORT cudaError_t cudaMemPoolTrimTo(struct pool *pool, size_t keep)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!is_pool(pool))
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(is_pool(pool));
     pthread_mutex_lock(&lock);
     trim(pool, keep);
     pthread_mutex_unlock(&lock);

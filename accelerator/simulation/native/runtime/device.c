@@ -193,8 +193,7 @@ cudaError_t check_device(int ordinal)
 EXPORT cudaError_t cudaGetDeviceCount(int *count)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!count)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(count);
     *count = visible_device_count();
     return SUCCESS;
 }
@@ -203,8 +202,7 @@ EXPORT cudaError_t cudaGetDeviceProperties(struct properties *properties, int or
 {
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
-    if (!properties)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(properties);
     describe(properties, &driver->devices[ordinal]);
     return SUCCESS;
 }
@@ -226,8 +224,7 @@ EXPORT cudaError_t cudaDeviceGetPCIBusId(char *text, int size, int ordinal)
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
     const struct sim_device *device = &driver->devices[ordinal];
-    if (!text || size < 13)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(text && size >= 13);
     snprintf(text, (size_t)size, "%04X:%02X:00.0", device->pci_domain, device->pci_bus);
     return SUCCESS;
 }
@@ -253,8 +250,7 @@ EXPORT cudaError_t cudaDeviceCanAccessPeer(int *can, int ordinal, int peer)
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
     RETURN_IF_ERROR(check_device(peer));
-    if (!can)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(can);
     *can = can_access(ordinal, peer);
     return SUCCESS;
 }
@@ -268,21 +264,17 @@ bool has_peer_access(int device, int peer)
 
 EXPORT cudaError_t cudaDeviceEnablePeerAccess(int peer, unsigned flags)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(check_device(peer));
-    if (flags != 0)
-        return fail(ERROR_INVALID_VALUE);
-    if (!can_access(device->ordinal, peer))
-        return fail(ERROR_INVALID_DEVICE);
+    REQUIRE(flags == 0);
+    RETURN_UNLESS(can_access(device->ordinal, peer), fail(ERROR_INVALID_DEVICE));
     bool was_enabled = atomic_exchange(&is_enabled[device->ordinal][peer], true);
     return finish(was_enabled ? ERROR_PEER_ACCESS_ALREADY_ENABLED : SUCCESS);
 }
 
 EXPORT cudaError_t cudaDeviceDisablePeerAccess(int peer)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(check_device(peer));
     bool was_enabled = atomic_exchange(&is_enabled[device->ordinal][peer], false);
     return finish(was_enabled ? SUCCESS : ERROR_PEER_ACCESS_NOT_ENABLED);
@@ -300,10 +292,8 @@ EXPORT cudaError_t cudaDeviceGetP2PAttribute(int *value, int attribute, int ordi
     RETURN_IF_ERROR(enter(__func__));
     RETURN_IF_ERROR(check_device(ordinal));
     RETURN_IF_ERROR(check_device(peer));
-    if (!value || attribute < PERFORMANCE_RANK || attribute > ARRAYS)
-        return fail(ERROR_INVALID_VALUE);
-    if (ordinal == peer)
-        return fail(ERROR_INVALID_DEVICE);
+    REQUIRE(value && attribute >= PERFORMANCE_RANK && attribute <= ARRAYS);
+    RETURN_UNLESS(ordinal != peer, fail(ERROR_INVALID_DEVICE));
     *value = attribute == ACCESS || attribute == NATIVE_ATOMICS;
     return SUCCESS;
 }
@@ -312,12 +302,10 @@ EXPORT cudaError_t cudaDeviceGetByPCIBusId(int *ordinal, const char *text)
 {
     unsigned domain = 0, bus = 0, slot = 0, function = 0;
     RETURN_IF_ERROR(enter(__func__));
-    if (!ordinal || !text)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(ordinal && text);
     if (sscanf(text, "%x:%x:%x.%x", &domain, &bus, &slot, &function) < 3) {
         domain = 0;
-        if (sscanf(text, "%x:%x.%x", &bus, &slot, &function) < 2)
-            return fail(ERROR_INVALID_VALUE);
+        REQUIRE(sscanf(text, "%x:%x.%x", &bus, &slot, &function) >= 2);
     }
     for (int i = 0; i < visible_device_count(); i++)
         if (driver->devices[i].pci_domain == domain && driver->devices[i].pci_bus == bus && slot == 0 && function == 0) {
@@ -337,8 +325,7 @@ static cudaError_t set_configuration(const char *function, int value, int last)
 static cudaError_t get_configuration(const char *function, int *value, int initial)
 {
     RETURN_IF_ERROR(enter_context(function, NULL));
-    if (!value)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(value);
     *value = initial;
     return SUCCESS;
 }
@@ -373,8 +360,7 @@ EXPORT cudaError_t cudaCtxResetPersistingL2Cache(void)
 
 EXPORT cudaError_t cudaDeviceSynchronize(void)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(unsafe_call());
     RETURN_IF_ERROR(finish(wait_for_device(device)));
     return finish(unless_failed(device->ordinal));

@@ -26,8 +26,7 @@ static cudaError_t wait_for_event(struct stream *stream, const struct work *work
 
 EXPORT cudaError_t cudaEventCreateWithFlags(struct event **handle, unsigned flags)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     if (!handle || (flags & ~(BLOCKING_SYNC | DISABLE_TIMING | INTERPROCESS)) ||
         ((flags & INTERPROCESS) && !(flags & DISABLE_TIMING)))
         return fail(ERROR_INVALID_VALUE);
@@ -45,11 +44,9 @@ EXPORT cudaError_t cudaEventRecordWithFlags(void *handle, void *stream_handle, u
 {
     enum { EXTERNAL = 1 };
     static const struct work_type recording = {.node = "EVENT_RECORD", .run = record, .prepare = record_pending};
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
+    ENTER_STREAM(stream, stream_handle);
     struct event *event = find_event(handle);
-    if (!event || event->device != stream->device)
-        return fail(ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(event && event->device == stream->device, fail(ERROR_INVALID_HANDLE));
     cudaError_t error;
     if (stream->capture && !(flags & EXTERNAL) && capture_event(stream, event, &error))
         return finish(error);
@@ -67,11 +64,9 @@ EXPORT cudaError_t cudaStreamWaitEvent(void *handle, void *event_handle, unsigne
 {
     enum { EXTERNAL = 1 };
     static const struct work_type waiting = {.node = "EVENT_WAIT", .run = wait_for_event, .prepare = add_pending_of_event};
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    ENTER_STREAM(stream, handle);
     struct event *event = find_event(event_handle);
-    if (!event)
-        return fail(ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(event, fail(ERROR_INVALID_HANDLE));
     cudaError_t error;
     if (!(flags & EXTERNAL) && (stream->capture || event->capture_id != 0) && capture_wait(stream, event, &error))
         return finish(error);
@@ -84,8 +79,7 @@ static cudaError_t enter_event(const char *function, void *handle, struct event 
 {
     RETURN_IF_ERROR(enter(function));
     *event = find_event(handle);
-    if (!*event)
-        return fail(ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(*event, fail(ERROR_INVALID_HANDLE));
     RETURN_IF_ERROR(finish(unless_broken((*event)->device)));
     RETURN_IF_ERROR(unsafe_call());
     return finish(refuse_captured_event(*event));
@@ -100,8 +94,7 @@ static bool is_reached(const struct event *event)
  * queries those of collectives, and would end the process before the program reads the error. */
 static cudaError_t unless_refused_before(const struct event *event)
 {
-    if (event->refusal != 0 && event->refusal == *driver->pending_refusal)
-        return ERROR_NOT_SUPPORTED;
+    RETURN_UNLESS(event->refusal == 0 || event->refusal != *driver->pending_refusal, ERROR_NOT_SUPPORTED);
     return unless_broken(event->device);
 }
 
@@ -135,16 +128,12 @@ EXPORT cudaError_t cudaEventElapsedTime(float *milliseconds, void *start_handle,
 {
     RETURN_IF_ERROR(enter(__func__));
     struct event *start = find_event(start_handle), *end = find_event(end_handle);
-    if (!milliseconds)
-        return fail(ERROR_INVALID_VALUE);
-    if (!start || !end || start->device != end->device)
-        return fail(ERROR_INVALID_HANDLE);
+    REQUIRE(milliseconds);
+    RETURN_UNLESS(start && end && start->device == end->device, fail(ERROR_INVALID_HANDLE));
     RETURN_IF_ERROR(finish(refuse_captured_event(start)));
     RETURN_IF_ERROR(finish(refuse_captured_event(end)));
-    if (!is_timed(start) || !is_timed(end))
-        return fail(ERROR_INVALID_HANDLE);
-    if (!is_reached(start) || !is_reached(end))
-        return fail(ERROR_NOT_READY);
+    RETURN_UNLESS(is_timed(start) && is_timed(end), fail(ERROR_INVALID_HANDLE));
+    RETURN_UNLESS(is_reached(start) && is_reached(end), fail(ERROR_NOT_READY));
     end_hang(start->time);
     end_hang(end->time);
     *milliseconds = (float)((double)(*end->time - *start->time) / 1e6);
@@ -155,8 +144,7 @@ EXPORT cudaError_t cudaEventDestroy(void *handle)
 {
     RETURN_IF_ERROR(enter(__func__));
     struct event *event = find_event(handle);
-    if (!event)
-        return fail(ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(event, fail(ERROR_INVALID_HANDLE));
     leave_sharing(event);
     free_event(event);
     return SUCCESS;

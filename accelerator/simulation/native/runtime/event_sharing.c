@@ -60,8 +60,7 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
     pthread_mutex_lock(&lock);
     bool is_shared = share(event, &exported.file);
     pthread_mutex_unlock(&lock);
-    if (!is_shared)
-        return fail(ERROR_OPERATING_SYSTEM);
+    RETURN_UNLESS(is_shared, fail(ERROR_OPERATING_SYSTEM));
     memset(target, 0, sizeof *target);
     memcpy(target, &exported, sizeof exported);
     return SUCCESS;
@@ -69,19 +68,15 @@ EXPORT cudaError_t cudaIpcGetEventHandle(struct sim_ipc_handle *target, void *ha
 
 EXPORT cudaError_t cudaIpcOpenEventHandle(struct event **handle, struct sim_ipc_handle source)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     struct handle exported;
     memcpy(&exported, &source, sizeof exported);
-    if (!handle || exported.magic != HANDLE_MAGIC)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(handle && exported.magic == HANDLE_MAGIC);
     int file = memory_file_open(&exported.file);
-    if (file < 0)
-        return fail(ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(file >= 0, fail(ERROR_INVALID_HANDLE));
     struct shared_event *shared = mmap(NULL, SHARED_SIZE, PROT_READ | PROT_WRITE, MAP_SHARED, file, 0);
     close(file);
-    if (shared == MAP_FAILED)
-        return fail(ERROR_MAP_FAILED);
+    RETURN_UNLESS(shared != MAP_FAILED, fail(ERROR_MAP_FAILED));
     struct event *event = new_event(device->ordinal, DISABLE_TIMING | INTERPROCESS);
     if (!event) {
         munmap(shared, SHARED_SIZE);

@@ -44,10 +44,8 @@ static void release(const struct ptx_kernel *kernel)
 
 EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes, const void *function)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!attributes || !function)
-        return fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE);
+    ENTER_CONTEXT(device);
+    RETURN_UNLESS(attributes && function, fail(attributes ? ERROR_INVALID_DEVICE_FUNCTION : ERROR_INVALID_VALUE));
     const struct ptx_kernel *kernel = find_running(function, device);
     int values[LAST + 1];
     for (int i = 0; i <= LAST; i++)
@@ -69,10 +67,8 @@ EXPORT cudaError_t cudaFuncGetAttributes(struct function_attributes *attributes,
 
 EXPORT cudaError_t cudaFuncSetAttribute(const void *function, int attribute, int value)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!function)
-        return fail(ERROR_INVALID_DEVICE_FUNCTION);
+    ENTER_CONTEXT(device);
+    RETURN_UNLESS(function, fail(ERROR_INVALID_DEVICE_FUNCTION));
     struct ptx_kernel *kernel = find_running(function, device);
     const cudaError_t error = set_attribute(kernel, device, attribute, value);
     release(kernel);
@@ -97,8 +93,7 @@ EXPORT cudaError_t cudaFuncSetSharedMemConfig(const void *function, int config)
 {
     enum { EIGHT_BYTES = 2 };
     RETURN_IF_ERROR(enter_context(__func__, NULL));
-    if (config < 0 || config > EIGHT_BYTES)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(config >= 0 && config <= EIGHT_BYTES);
     return finish(function ? SUCCESS : ERROR_INVALID_DEVICE_FUNCTION);
 }
 
@@ -106,11 +101,9 @@ EXPORT cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessorWithFlags(int *b
                                                                           int block_size, size_t shared_memory,
                                                                           unsigned flags)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     (void)flags;
-    if (!blocks || !function || block_size <= 0)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(blocks && function && block_size > 0);
     const struct ptx_kernel *kernel = find_running(function, device);
     *blocks = resident_blocks(device, kernel, (uint64_t)block_size, shared_memory);
     release(kernel);

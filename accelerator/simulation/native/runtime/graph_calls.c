@@ -15,8 +15,7 @@ EXPORT cudaError_t cudaGraphInstantiateWithFlags(struct instance **handle, struc
     RETURN_IF_ERROR(enter_context(__func__, NULL));
     (void)flags;
     struct instance *instance = handle && graph ? malloc(sizeof *instance) : NULL;
-    if (!instance)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(instance);
     *instance = (struct instance){graph, graph_retain(graph)};
     *handle = instance;
     return SUCCESS;
@@ -30,10 +29,8 @@ EXPORT cudaError_t cudaGraphInstantiate(struct instance **handle, struct graph *
 
 EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handle)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, stream_handle, &stream));
-    if (!instance)
-        return fail(ERROR_INVALID_HANDLE);
+    ENTER_STREAM(stream, stream_handle);
+    RETURN_UNLESS(instance, fail(ERROR_INVALID_HANDLE));
     if (has_faults())
         driver->faults_at(CLOCK_LAUNCHES, driver->devices[stream->device].gpu);
     IF_RACES(race_hooks->at_launch(&stream->races, instance->graph->race_world));
@@ -45,8 +42,7 @@ EXPORT cudaError_t cudaGraphLaunch(struct instance *instance, void *stream_handl
 EXPORT cudaError_t cudaGraphDestroy(struct graph *graph)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!graph)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(graph);
     graph_release(graph);
     return SUCCESS;
 }
@@ -54,8 +50,7 @@ EXPORT cudaError_t cudaGraphDestroy(struct graph *graph)
 EXPORT cudaError_t cudaGraphExecDestroy(struct instance *instance)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!instance)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(instance);
     graph_release(instance->graph);
     free(instance);
     return SUCCESS;
@@ -73,8 +68,7 @@ static void list_nodes(struct node *const *nodes, size_t available, struct node 
 EXPORT cudaError_t cudaGraphGetNodes(struct graph *graph, struct node **nodes, size_t *count)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!graph || !count)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(graph && count);
     list_nodes(graph->nodes, graph->node_count, nodes, count);
     return SUCCESS;
 }
@@ -86,8 +80,7 @@ EXPORT cudaError_t cudaGraphNodeGetDependencies(struct node *node, struct node *
 #endif
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!node || !count)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(node && count);
     list_nodes(&node->previous, node->previous != NULL, nodes, count);
 #if CUDART != 12
     for (size_t i = 0; edges && i < *count; i++)
@@ -101,8 +94,7 @@ EXPORT cudaError_t cudaGraphDebugDotPrint(struct graph *graph, const char *path,
     RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     FILE *file = graph && path ? fopen(path, "w") : NULL;
-    if (!file)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(file);
     fputs("digraph dot {\n", file);
     for (size_t i = 0; i < graph->node_count; i++) {
         fprintf(file, "\"node_%zu\" [label=\"%s\"];\n", i, graph->nodes[i]->work.type->node);
@@ -120,8 +112,7 @@ EXPORT cudaError_t cudaUserObjectCreate(struct user_object **handle, void *argum
     RETURN_IF_ERROR(enter(__func__));
     (void)flags;
     struct user_object *object = handle && destroy && references > 0 ? malloc(sizeof *object) : NULL;
-    if (!object)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(object);
     *object = (struct user_object){(int)references, argument, destroy};
     *handle = object;
     return SUCCESS;
@@ -130,8 +121,7 @@ EXPORT cudaError_t cudaUserObjectCreate(struct user_object **handle, void *argum
 EXPORT cudaError_t cudaUserObjectRelease(struct user_object *object, unsigned count)
 {
     RETURN_IF_ERROR(enter(__func__));
-    if (!object)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(object);
     release_object(object, (int)count);
     return SUCCESS;
 }
@@ -140,8 +130,7 @@ EXPORT cudaError_t cudaGraphRetainUserObject(struct graph *graph, struct user_ob
 {
     enum { MOVE = 1 };
     RETURN_IF_ERROR(enter(__func__));
-    if (!graph || !object || count == 0)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(graph && object && count != 0);
     bool has_space = graph_add_object(graph, object, count, flags & MOVE);
     return finish(has_space ? SUCCESS : ERROR_OUT_OF_MEMORY);
 }
@@ -152,8 +141,7 @@ EXPORT cudaError_t cudaDeviceGetGraphMemAttribute(int ordinal, int attribute, vo
     RETURN_IF_ERROR(enter(__func__));
     (void)attribute;
     RETURN_IF_ERROR(check_device(ordinal));
-    if (!value)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(value);
     *(uint64_t *)value = 0;
     return SUCCESS;
 }

@@ -26,22 +26,17 @@ cudaError_t submit_host_function(struct stream *stream, void (*function)(void *a
 
 EXPORT cudaError_t cudaLaunchHostFunc(void *handle, void (*function)(void *argument), void *argument)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!function)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_STREAM(stream, handle);
+    REQUIRE(function);
     return finish(submit_host_function(stream, function, argument, false));
 }
 
 EXPORT cudaError_t cudaStreamAddCallback(void *handle, void (*callback)(void *stream, cudaError_t status, void *argument),
                                          void *argument, unsigned flags)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!callback || flags != 0)
-        return fail(ERROR_INVALID_VALUE);
-    if (stream->capture)
-        return fail(refuse_captured_stream(stream));
+    ENTER_STREAM(stream, handle);
+    REQUIRE(callback && flags == 0);
+    RETURN_UNLESS(!stream->capture, fail(refuse_captured_stream(stream)));
     RETURN_IF_ERROR(finish(wait_for_pending(&stream->pending, stream->device)));
     IF_RACES(race_hooks->before_use());
     callback(handle, SUCCESS, argument);

@@ -143,12 +143,10 @@ cudaError_t own_image(struct image *image, size_t limit)
     size_t total = (count + 1) * sizeof(void *);
     for (size_t i = 0; i <= count; i++) {
         const size_t size = size_of_image(i < count ? image->prelinked[i] : image->data, i < count ? SIZE_MAX : limit);
-        if (size == 0 || __builtin_add_overflow(total, size, &total))
-            return ERROR_INVALID_IMAGE;
+        RETURN_UNLESS(size != 0 && !__builtin_add_overflow(total, size, &total), ERROR_INVALID_IMAGE);
     }
     const void **list = malloc(total);
-    if (!list)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(list, ERROR_OUT_OF_MEMORY);
     char *at = (char *)(list + count + 1);
     for (size_t i = 0; i <= count; i++) {
         const void *data = i < count ? image->prelinked[i] : image->data;

@@ -77,8 +77,7 @@ int visible_device_count(void)
 
 EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 {
-    if (!version)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(version);
     *version = CUDART == 12 ? 12040 : 13020;
     return SUCCESS;
 }
@@ -86,8 +85,7 @@ EXPORT cudaError_t cudaRuntimeGetVersion(int *version)
 /* Initializes nothing. The version is 0 without a driver. */
 EXPORT cudaError_t cudaDriverGetVersion(int *version)
 {
-    if (!version)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(version);
     *version = 0;
     return load_driver() == SUCCESS ? finish(driver->cuDriverGetVersion(version)) : SUCCESS;
 }

@@ -30,8 +30,7 @@ EXPORT unsigned __cudaPushCallConfiguration(struct dim3 grid, struct dim3 block,
 
 EXPORT cudaError_t __cudaPopCallConfiguration(struct dim3 *grid, struct dim3 *block, size_t *shared_memory, void *stream)
 {
-    if (configuration_count == 0)
-        return fail(ERROR_MISSING_CONFIGURATION);
+    RETURN_UNLESS(configuration_count != 0, fail(ERROR_MISSING_CONFIGURATION));
     *grid = configurations[--configuration_count].grid;
     *block = configurations[configuration_count].block;
     *shared_memory = configurations[configuration_count].shared_memory;
@@ -97,10 +96,8 @@ static cudaError_t launch(const void *function, const struct sim_launch *shape, 
     struct stream *stream = find_stream(handle, device);
     if (has_faults())
         driver->faults_at(CLOCK_LAUNCHES, device->gpu);
-    if (!stream || stream->device != device->ordinal)
-        return ERROR_INVALID_HANDLE;
-    if (!function)
-        return ERROR_INVALID_DEVICE_FUNCTION;
+    RETURN_UNLESS(stream && stream->device == device->ordinal, ERROR_INVALID_HANDLE);
+    RETURN_UNLESS(function, ERROR_INVALID_DEVICE_FUNCTION);
     const struct torch_kernel *kernel = find_torch_kernel(function);
     if (!is_valid_shape(shape)) {
         struct ptx_kernel *from_ptx = !kernel && computes() ? find_registered(function, device) : NULL;
@@ -124,8 +121,7 @@ static struct sim_launch shape_of(struct dim3 grid, struct dim3 block, size_t sh
 EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, struct dim3 block, void **arguments,
                                     size_t shared_memory, void *stream)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     const struct sim_launch shape = shape_of(grid, block, shared_memory);
     return finish_launch(launch(function, &shape, arguments, stream, device));
 }
@@ -133,8 +129,7 @@ EXPORT cudaError_t cudaLaunchKernel(const void *function, struct dim3 grid, stru
 EXPORT cudaError_t cudaLaunchCooperativeKernel(const void *function, struct dim3 grid, struct dim3 block,
                                                void **arguments, size_t shared_memory, void *stream)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     struct sim_launch shape = shape_of(grid, block, shared_memory);
     shape.is_cooperative = true;
     return finish_launch(launch(function, &shape, arguments, stream, device));
@@ -165,10 +160,8 @@ struct launch_configuration {
 EXPORT cudaError_t cudaLaunchKernelExC(const struct launch_configuration *configuration, const void *function,
                                        void **arguments)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!configuration)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_CONTEXT(device);
+    REQUIRE(configuration);
     struct sim_launch shape = shape_of(configuration->grid, configuration->block, configuration->shared_memory);
     read_launch_attributes(&shape, configuration->attributes, configuration->attribute_count);
     return finish_launch(launch(function, &shape, arguments, configuration->stream, device));

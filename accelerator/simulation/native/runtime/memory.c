@@ -6,11 +6,9 @@
 
 EXPORT cudaError_t cudaMalloc(void **address, size_t size)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     RETURN_IF_ERROR(unsafe_call());
-    if (!address)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(address);
     *address = NULL;
     if (size == 0)
         return SUCCESS;
@@ -28,8 +26,7 @@ static cudaError_t allocate_rows(const char *function, struct pitched_pointer *m
     *made = (struct pitched_pointer){NULL, 0, extent.width, extent.height};
     if (extent.width == 0 || extent.height == 0 || extent.depth == 0)
         return SUCCESS;
-    if (extent.width > INT32_MAX)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(extent.width <= INT32_MAX);
     made->pitch = (extent.width + PITCH_UNIT - 1) / PITCH_UNIT * PITCH_UNIT;
     if (__builtin_mul_overflow(extent.height, extent.depth, &rows) || __builtin_mul_overflow(rows, made->pitch, &size))
         return fail(ERROR_OUT_OF_MEMORY);
@@ -39,8 +36,7 @@ static cudaError_t allocate_rows(const char *function, struct pitched_pointer *m
 EXPORT cudaError_t cudaMallocPitch(void **address, size_t *pitch, size_t width, size_t height)
 {
     struct pitched_pointer made = {0};
-    if (!address || !pitch)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(address && pitch);
     RETURN_IF_ERROR(allocate_rows(__func__, &made, (struct extent){width, height, 1}));
     *address = made.address;
     *pitch = made.pitch;
@@ -50,8 +46,7 @@ EXPORT cudaError_t cudaMallocPitch(void **address, size_t *pitch, size_t width, 
 EXPORT cudaError_t cudaMalloc3D(struct pitched_pointer *pointer, struct extent extent)
 {
     struct pitched_pointer made = {0};
-    if (!pointer)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(pointer);
     RETURN_IF_ERROR(allocate_rows(__func__, &made, extent));
     *pointer = made;
     return SUCCESS;
@@ -75,8 +70,7 @@ enum { ON_DEVICE = 1, ON_HOST = 2, ON_HOST_NODE = 3, ON_CURRENT_HOST_NODE = 4, C
 static cudaError_t check_hint(const void *address, size_t size, struct location location)
 {
     struct sim_memory memory;
-    if (location.type < ON_DEVICE || location.type > ON_CURRENT_HOST_NODE)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(location.type >= ON_DEVICE && location.type <= ON_CURRENT_HOST_NODE, ERROR_INVALID_VALUE);
     if (location.type == ON_DEVICE && (location.id < 0 || location.id >= visible_device_count()))
         return ERROR_INVALID_DEVICE;
     if (size == 0 || !driver->find_memory(address, &memory) || memory.type != SIM_MANAGED_MEMORY)
@@ -144,8 +138,7 @@ void note_free(const void *address)
 EXPORT cudaError_t cudaFree(void *address)
 {
     struct sim_memory memory;
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
@@ -160,8 +153,7 @@ EXPORT cudaError_t cudaHostAlloc(void **address, size_t size, unsigned flags)
 {
     RETURN_IF_ERROR(enter_context(__func__, NULL));
     RETURN_IF_ERROR(unsafe_call());
-    if (!address)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(address);
     *address = NULL;
     return size == 0 ? SUCCESS : finish(driver->cuMemHostAlloc(address, size, flags));
 }
@@ -174,8 +166,7 @@ EXPORT cudaError_t cudaMallocHost(void **address, size_t size)
 
 EXPORT cudaError_t cudaFreeHost(void *address)
 {
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
+    ENTER_CONTEXT(device);
     if (!address)
         return SUCCESS;
     RETURN_IF_ERROR(unsafe_call());
@@ -240,8 +231,7 @@ EXPORT cudaError_t cudaPointerGetAttributes(struct pointer_attributes *attribute
 {
     struct sim_memory memory;
     RETURN_IF_ERROR(enter(__func__));
-    if (!attributes)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(attributes);
     memset(attributes, 0, sizeof *attributes);
     if (!driver->find_memory(address, &memory)) {
         attributes->type = UNKNOWN;

@@ -106,8 +106,7 @@ cudaError_t unload_module(void *handle)
         free(function);
     }
     pthread_mutex_unlock(&driver->handles->lock);
-    if (!module)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(module, ERROR_INVALID_HANDLE);
     image_release(module->image);
     free(module);
     return SUCCESS;
@@ -135,8 +134,7 @@ static cudaError_t check_kernel(struct image *image, const struct sim_device *de
 cudaError_t find_function(void *handle, const char *name, void **found)
 {
     struct image *image = retain_image(handle, NULL);
-    if (!image)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(image, ERROR_INVALID_HANDLE);
     cudaError_t error = check_kernel(image, driver->current(), name);
     pthread_mutex_lock(&driver->handles->lock);
     struct module *module = find_handle(&driver->handles->modules, handle); /* unless another thread has just unloaded it */
@@ -163,8 +161,7 @@ cudaError_t find_function(void *handle, const char *name, void **found)
 cudaError_t find_global(void *handle, const char *name, void **address, size_t *size)
 {
     struct image *image = retain_image(handle, NULL);
-    if (!image)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(image, ERROR_INVALID_HANDLE);
     cudaError_t error = computes() ? find_variable(image, name, driver->current(), address, size) : ERROR_NOT_SUPPORTED;
     image_release(image);
     return error == ERROR_NOT_SUPPORTED ? ERROR_NOT_FOUND : error;
@@ -187,13 +184,10 @@ static cudaError_t find_kernel(void *handle, struct ptx_kernel **kernel)
 static cudaError_t point_into(const struct sim_parameter_buffer *buffer, const struct sim_kernel_facts *facts, void ***pointers)
 {
     size_t largest = ((size_t)facts->parameter_size + 7) & ~(size_t)7;
-    if (buffer->size > largest)
-        return ERROR_LAUNCH_OUT_OF_RESOURCES;
-    if (buffer->size == 0 && facts->parameter_count)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(buffer->size <= largest, ERROR_LAUNCH_OUT_OF_RESOURCES);
+    RETURN_UNLESS(buffer->size != 0 || !facts->parameter_count, ERROR_INVALID_VALUE);
     *pointers = calloc(1, (facts->parameter_count + 1) * sizeof **pointers + largest);
-    if (!*pointers)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(*pointers, ERROR_OUT_OF_MEMORY);
     char *copy = (char *)(*pointers + facts->parameter_count + 1);
     memcpy(copy, buffer->data, buffer->size);
     for (uint32_t i = 0; i < facts->parameter_count; i++)
@@ -226,8 +220,7 @@ cudaError_t launch_function(void *handle, const struct sim_launch *launch, void 
 {
     struct stream *stream = find_stream(stream_handle, driver->current());
     struct ptx_kernel *kernel;
-    if (!stream || !is_function(handle))
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(stream && is_function(handle), ERROR_INVALID_HANDLE);
     if (!computes())
         return SUCCESS;
     RETURN_IF_ERROR(find_kernel(handle, &kernel));

@@ -11,8 +11,7 @@
 EXPORT cudaError_t accelerator_simulation_wait(void *handle, int ordinal, int milliseconds)
 {
     struct stream *stream = find_stream(handle, &driver->devices[ordinal]);
-    if (!stream)
-        return ERROR_INVALID_HANDLE;
+    RETURN_UNLESS(stream, ERROR_INVALID_HANDLE);
     RETURN_IF_ERROR(unless_broken(ordinal));
     if (!stream->capture)
         RETURN_IF_ERROR(unread_launch_error());
@@ -139,10 +138,8 @@ EXPORT cudaError_t accelerator_simulation_compute(void *handle, bool (*compute)(
     static const struct work_type computation = {
         .node = "KERNEL", .run = run, .prepare = wait_for_earlier_work, .keep = keep, .release = release,
     };
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (!compute)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_STREAM(stream, handle);
+    REQUIRE(compute);
     return finish(submit(stream, &(struct work){.type = &computation, .computation = {compute, id}}));
 }
 

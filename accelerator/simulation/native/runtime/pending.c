@@ -318,8 +318,7 @@ void drop_pending(struct pending *pending)
 cudaError_t copy_later(struct stream *stream, const struct copy *copy)
 {
     struct later_copy *later = calloc(1, sizeof *later);
-    if (!later)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(later, ERROR_OUT_OF_MEMORY);
     later->copy = *copy;
     pthread_mutex_lock(&lock);
     const struct pending_item item = {&later->queue, ++later->queue.submitted};

@@ -186,8 +186,7 @@ cudaError_t find_variable(struct image *image, const char *name, const struct si
 {
     struct program *program = find_program(image, device);
     const char *problem;
-    if (!program || program->problem)
-        return ERROR_NOT_SUPPORTED;
+    RETURN_UNLESS(program && !program->problem, ERROR_NOT_SUPPORTED);
     lock_program(program);
     cudaError_t error = load_table(program, &problem);
     if (error == SUCCESS) {
@@ -215,8 +214,7 @@ static cudaError_t find_variables(struct ptx_kernel *kernel, int device)
     if (kernel->variables[device] && kernel->resets[device] == resets)
         return SUCCESS;
     char **found = calloc(kernel->facts.variable_count + 1, sizeof *found);
-    if (!found)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(found, ERROR_OUT_OF_MEMORY);
     lock_program(program);
     if (kernel->facts.variable_count)
         error = load_table(program, &problem);
@@ -449,8 +447,7 @@ static cudaError_t check_shape(const struct ptx_kernel *kernel, const struct sim
     const uint32_t *block = shape->block, *required = facts->required_block;
     uint64_t threads = (uint64_t)block[0] * block[1] * block[2];
     size_t allowed = kernel->dynamic_limit ? (size_t)kernel->dynamic_limit : STATIC_SHARED_LIMIT - facts->shared_size;
-    if (facts->thread_limit && threads > facts->thread_limit)
-        return ERROR_LAUNCH_OUT_OF_RESOURCES;
+    RETURN_UNLESS(!facts->thread_limit || threads <= facts->thread_limit, ERROR_LAUNCH_OUT_OF_RESOURCES);
     if (required[0] && (block[0] != required[0] || block[1] != required[1] || block[2] != required[2]))
         return ERROR_INVALID_VALUE;
     if (shape->shared_memory > allowed || facts->shared_size + shape->shared_memory > largest_shared_memory(device))
@@ -484,8 +481,7 @@ cudaError_t launch_ptx_kernel(struct stream *stream, struct ptx_kernel *kernel, 
     }
     RETURN_IF_ERROR(find_variables(kernel, stream->device));
     struct ptx_launch *launch = calloc(1, launch_size(kernel));
-    if (!launch)
-        return ERROR_OUT_OF_MEMORY;
+    RETURN_UNLESS(launch, ERROR_OUT_OF_MEMORY);
     launch->kernel = kernel;
     launch->shape = *shape;
     for (uint32_t i = 0; i < kernel->facts.parameter_count; i++)
@@ -544,8 +540,7 @@ cudaError_t read_attribute(const struct ptx_kernel *kernel, const struct sim_dev
 
 cudaError_t set_attribute(struct ptx_kernel *kernel, const struct sim_device *device, int attribute, int value)
 {
-    if (attribute < DYNAMIC_SHARED_LIMIT || attribute > LAST_ATTRIBUTE)
-        return ERROR_INVALID_VALUE;
+    RETURN_UNLESS(attribute >= DYNAMIC_SHARED_LIMIT && attribute <= LAST_ATTRIBUTE, ERROR_INVALID_VALUE);
     if (!kernel || attribute != DYNAMIC_SHARED_LIMIT)
         return SUCCESS;
     if (value < 0 || kernel->facts.shared_size + (size_t)value > largest_shared_memory(device))

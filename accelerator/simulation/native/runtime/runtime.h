@@ -101,6 +101,19 @@ static inline cudaError_t unless_failed(int device)
     return __builtin_expect(*driver->pending_refusal != 0, 0) ? ERROR_NOT_SUPPORTED : unless_broken(device);
 }
 
+/* First line of an entry point: declares the device that enter_context() sets. */
+#define ENTER_CONTEXT(device) \
+    struct sim_device *device; \
+    RETURN_IF_ERROR(enter_context(__func__, &device))
+
+/* The same for the stream that enter_stream() finds. */
+#define ENTER_STREAM(stream, handle) \
+    struct stream *stream; \
+    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream))
+
+/* Ends an entry point if an argument is not valid. */
+#define REQUIRE(is_valid) RETURN_UNLESS(is_valid, fail(ERROR_INVALID_VALUE))
+
 /* streams.c. The CPU does the work in the call that submits it. A stream records only the time at which a GPU would
  * finish. NCCL's work is the exception (pending.h). */
 struct capture;

@@ -4,14 +4,11 @@
 EXPORT cudaError_t cudaStreamCreateWithPriority(struct stream **handle, unsigned flags, int priority)
 {
     enum { LOWEST = 0, HIGHEST = -5, NON_BLOCKING = 1 };
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!handle || flags > NON_BLOCKING)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_CONTEXT(device);
+    REQUIRE(handle && flags <= NON_BLOCKING);
     priority = priority < HIGHEST ? HIGHEST : priority > LOWEST ? LOWEST : priority;
     struct stream *stream = new_stream(device->ordinal, priority, !(flags & NON_BLOCKING));
-    if (!stream)
-        return fail(ERROR_OUT_OF_MEMORY);
+    RETURN_UNLESS(stream, fail(ERROR_OUT_OF_MEMORY));
     *handle = stream;
     return SUCCESS;
 }
@@ -30,10 +27,8 @@ EXPORT cudaError_t cudaStreamCreate(struct stream **handle)
 
 EXPORT cudaError_t cudaStreamDestroy(void *handle)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (is_default_stream(stream))
-        return fail(ERROR_INVALID_HANDLE);
+    ENTER_STREAM(stream, handle);
+    RETURN_UNLESS(!is_default_stream(stream), fail(ERROR_INVALID_HANDLE));
     if (stream->capture)
         RETURN_IF_ERROR(finish(refuse_captured_stream(stream)));
     drop_pending(&stream->pending);
@@ -59,10 +54,8 @@ FIGURE(cudaStreamGetDevice, int, stream->device)
 
 EXPORT cudaError_t cudaStreamQuery(void *handle)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
-    if (stream->capture)
-        return fail(refuse_captured_stream(stream));
+    ENTER_STREAM(stream, handle);
+    RETURN_UNLESS(!stream->capture, fail(refuse_captured_stream(stream)));
     bool is_busy = stream->pending.count != 0 || (stream->idle_at != 0 && !has_come(stream->idle_at));
     if (!is_busy)
         IF_RACES(is_busy = race_hooks->delays_stream(&stream->races, __builtin_return_address(0)));
@@ -71,8 +64,7 @@ EXPORT cudaError_t cudaStreamQuery(void *handle)
 
 EXPORT cudaError_t cudaStreamSynchronize(void *handle)
 {
-    struct stream *stream;
-    RETURN_IF_ERROR(enter_stream(__func__, handle, &stream));
+    ENTER_STREAM(stream, handle);
     RETURN_IF_ERROR(finish(wait_for_stream(stream)));
     return finish(unless_failed(stream->device));
 }

@@ -99,8 +99,7 @@ static cudaError_t find_or_allocate(void **address, size_t *size, const void *ho
     struct symbol *symbol = first_symbol();
     while (symbol && (symbol->host_variable != host_variable || (symbol->image && symbol->image->is_gone)))
         symbol = symbol->next;
-    if (!symbol)
-        return ERROR_INVALID_SYMBOL;
+    RETURN_UNLESS(symbol, ERROR_INVALID_SYMBOL);
     pthread_mutex_lock(&copies_lock);
     cudaError_t error = find_copy(symbol, device);
     if (error == SUCCESS) {
@@ -128,20 +127,16 @@ EXPORT char __cudaInitModule(void **handle)
 EXPORT cudaError_t cudaGetSymbolAddress(void **address, const void *symbol)
 {
     size_t size;
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!address)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_CONTEXT(device);
+    REQUIRE(address);
     return finish(find_or_allocate(address, &size, symbol, device->ordinal));
 }
 
 EXPORT cudaError_t cudaGetSymbolSize(size_t *size, const void *symbol)
 {
     void *address;
-    struct sim_device *device;
-    RETURN_IF_ERROR(enter_context(__func__, &device));
-    if (!size)
-        return fail(ERROR_INVALID_VALUE);
+    ENTER_CONTEXT(device);
+    REQUIRE(size);
     return finish(find_or_allocate(&address, size, symbol, device->ordinal));
 }
 
@@ -156,8 +151,7 @@ static cudaError_t find_part(const char *function, const void *symbol, size_t co
     struct sim_device *device;
     RETURN_IF_ERROR(enter_context(function, &device));
     RETURN_IF_ERROR(finish(find_or_allocate(&address, &size, symbol, device->ordinal)));
-    if (offset > size || count > size - offset)
-        return fail(ERROR_INVALID_VALUE);
+    REQUIRE(offset <= size && count <= size - offset);
     *part = (char *)address + offset;
     return SUCCESS;
 }

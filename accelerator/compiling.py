@@ -11,12 +11,7 @@ from . import identity
 from ._machine import triton
 from ._torch import state
 
-__all__ = [
-    "get_compile_backend",
-    "is_triton_supported",
-    "prefer_triton_grouped_mm",
-    "set_compile_backend",
-]
+__all__ = ["get_compile_backend", "is_triton_supported", "prefer_triton_grouped_mm", "set_compile_backend"]
 
 # Backends of every torch. For any other name torch's compiler is imported, which takes seconds.
 _BUILT_IN = ("inductor", "eager", "aot_eager")

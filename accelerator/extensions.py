@@ -16,13 +16,7 @@ import torch
 
 from ._torch import state
 
-__all__ = [
-    "build_extension",
-    "create_op_builder",
-    "get_op_builder",
-    "op_builder_dir",
-    "register_op_builder",
-]
+__all__ = ["build_extension", "create_op_builder", "get_op_builder", "op_builder_dir", "register_op_builder"]
 
 _registered: dict[str, Callable[[], Any]] = {}
 

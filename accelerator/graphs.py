@@ -69,11 +69,7 @@ class Graph(_Base):
     capture_error_mode: CaptureErrorMode
 
     def __new__(
-        cls,
-        keep_graph: bool = False,
-        *,
-        pool: tuple[int, int] | None = None,
-        capture_error_mode: CaptureErrorMode = "default",
+        cls, keep_graph: bool = False, *, pool: tuple[int, int] | None = None, capture_error_mode: CaptureErrorMode = "default"
     ) -> Graph:
         if capture_error_mode not in ("default", "global", "thread_local", "relaxed"):
             raise ValueError(

@@ -11,14 +11,7 @@ from ._machine.discovery_result import Failed, NotSupported
 from ._machine.dynamo import assume_constant
 from .discovery import index_in, resolve_device
 
-__all__ = [
-    "compute_capability",
-    "driver_cuda_version",
-    "driver_version",
-    "get_device_name",
-    "is_nvlink_connected",
-    "numa_node",
-]
+__all__ = ["compute_capability", "driver_cuda_version", "driver_version", "get_device_name", "is_nvlink_connected", "numa_node"]
 
 
 @assume_constant

@@ -8,15 +8,7 @@ from typing import Any
 from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
-__all__ = [
-    "cudart",
-    "current_blas_handle",
-    "get_sync_debug_mode",
-    "init",
-    "ipc_collect",
-    "lazy_call",
-    "set_sync_debug_mode",
-]
+__all__ = ["cudart", "current_blas_handle", "get_sync_debug_mode", "init", "ipc_collect", "lazy_call", "set_sync_debug_mode"]
 
 _SYNC_DEBUG_MODES = ("default", "warn", "error")
 

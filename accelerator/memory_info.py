@@ -24,12 +24,7 @@ from ._machine.device_argument import Device
 from ._machine.discovery_result import DiscoveryResult, Failed, NotSupported
 from ._machine.dynamo import assume_constant
 
-__all__ = [
-    "available_memory",
-    "get_memory_info",
-    "mem_get_info",
-    "total_memory",
-]
+__all__ = ["available_memory", "get_memory_info", "mem_get_info", "total_memory"]
 
 
 def get_memory_info(device_index: Device = None, /) -> tuple[int, int]:

@@ -18,13 +18,7 @@ from ._machine.dynamo import assume_constant
 from ._torch import state
 from ._torch.arch_flags import arch_flags
 
-__all__ = [
-    "can_device_access_peer",
-    "get_arch_list",
-    "get_device_capability",
-    "get_device_properties",
-    "get_gencode_flags",
-]
+__all__ = ["can_device_access_peer", "get_arch_list", "get_device_capability", "get_device_properties", "get_gencode_flags"]
 
 
 @assume_constant

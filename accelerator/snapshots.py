@@ -15,12 +15,7 @@ from ._machine.discovery_result import NotSupported
 from ._torch import bindings, lazy_calls, state, tracing
 from ._torch.tracing import traced_as
 
-__all__ = [
-    "dump_memory_snapshot",
-    "memory_snapshot",
-    "memory_summary",
-    "record_memory_history",
-]
+__all__ = ["dump_memory_snapshot", "memory_snapshot", "memory_summary", "record_memory_history"]
 
 
 def memory_summary(device: Device = None, abbreviated: bool = False) -> str:

@@ -114,10 +114,7 @@ def silence_numpy_warning() -> None:
 
 
 def run(
-    only: int | None = None,
-    *,
-    show: Callable[[Result], object] | None = None,
-    say: Callable[..., object] | None = None,
+    only: int | None = None, *, show: Callable[[Result], object] | None = None, say: Callable[..., object] | None = None
 ) -> Checked:
     """Check every area.
 

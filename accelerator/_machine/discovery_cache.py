@@ -183,10 +183,7 @@ def _counted_by_torch(
 ) -> DiscoveryResult:
     problem = None if count else error or f"torch finds no usable {accelerator} device"
     return DiscoveryResult(
-        *(count, problem, "torch", devices),
-        environment=env,
-        accelerator_type=accelerator,
-        is_cacheable=error is None,
+        *(count, problem, "torch", devices), environment=env, accelerator_type=accelerator, is_cacheable=error is None
     )
 
 

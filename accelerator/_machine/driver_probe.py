@@ -103,12 +103,7 @@ def _source() -> str | None:
 
 
 def _device(
-    uuid: str | None,
-    name: str,
-    bus: str | None,
-    capability: list[int] | None,
-    memory: int | None,
-    integrated: bool | None,
+    uuid: str | None, name: str, bus: str | None, capability: list[int] | None, memory: int | None, integrated: bool | None
 ) -> DriverDevice:
     return DriverDevice(uuid, name, bus, _pair(capability), memory, integrated)
 

@@ -301,10 +301,7 @@ def cuda_version() -> tuple[int, int]:
     """
     version = _get_session().cuda_version
     if version is None:
-        read = newest(
-            lambda _: call("nvmlSystemGetCudaDriverVersion_v2"),
-            lambda _: call("nvmlSystemGetCudaDriverVersion"),
-        )
+        read = newest(lambda _: call("nvmlSystemGetCudaDriverVersion_v2"), lambda _: call("nvmlSystemGetCudaDriverVersion"))
         encoded: int = _required(lambda: read(None))
         version = _get_session().cuda_version = encoded // 1000, encoded % 1000 // 10
     return version

@@ -9,13 +9,7 @@ if TYPE_CHECKING:  # importing typing takes longer than all of this module
     from collections.abc import Iterable, Mapping
     from typing import Any
 
-VARIABLES = (
-    "CUDA_VISIBLE_DEVICES",
-    "CUDA_DEVICE_ORDER",
-    "HIP_VISIBLE_DEVICES",
-    "ROCR_VISIBLE_DEVICES",
-    "ACCELERATOR_BACKEND",
-)
+VARIABLES = ("CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES", "ACCELERATOR_BACKEND")
 
 try:
     # os.environ encodes and decodes each variable, which takes longer than the rest of a cached query. The mapping that it

@@ -11,13 +11,7 @@ from typing import Any
 
 from . import configuration as _configuration
 from .checkpoint_call import checkpoint, non_reentrant_checkpoint
-from .configuration import (
-    configure,
-    is_configured,
-    partition_activations_in_checkpoint,
-    reset,
-    set_num_layers,
-)
+from .configuration import configure, is_configured, partition_activations_in_checkpoint, reset, set_num_layers
 from .deepspeed.helpers import (
     CheckpointFunction,
     detach_variable,

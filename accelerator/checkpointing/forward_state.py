@@ -222,12 +222,7 @@ class ForwardState:
                 restore_index(previous)
 
     def _call(
-        self,
-        function: Callable[..., Any],
-        context: AbstractContextManager[Any] | None,
-        /,
-        *args: Any,
-        **kwargs: Any,
+        self, function: Callable[..., Any], context: AbstractContextManager[Any] | None, /, *args: Any, **kwargs: Any
     ) -> None:
         """Call a function with the forward's changing state, modes, switches and autocast, and inside of a context."""
         accelerated, wanted = self._switches.accelerated, self._switches.values

@@ -25,16 +25,7 @@ from .cache import Build, announce, announce_once, cache_roots, install, install
 _CACHE_NAME = "accelerator/engine-"
 _LIBRARY = "engine.so"
 _MAIN = "engine/engine.cpp"
-_FLAGS = (
-    "-std=c++20",
-    "-O2",
-    "-fPIC",
-    "-shared",
-    "-pthread",
-    "-fvisibility=hidden",
-    "-Wall",
-    "-Wextra",
-)
+_FLAGS = ("-std=c++20", "-O2", "-fPIC", "-shared", "-pthread", "-fvisibility=hidden", "-Wall", "-Wextra")
 _EXPORTS = "{ global: accelerator_engine_*; aoti_torch_cuda_*; local: *; };"  # the library is loaded with RTLD_GLOBAL
 _SHIMS = "torch/csrc/inductor/aoti_torch/generated/c_shim_cuda.h"
 _SHIM = re.compile(r"^AOTI_TORCH_EXPORT (AOTITorchError aoti_torch_cuda_(\w+)\((.+)\));", re.MULTILINE)

@@ -49,10 +49,7 @@ class Xid(NamedTuple):
 
 XIDS = {
     13: Xid("Graphics SM Warp Exception on (GPC 0, TPC 0, SM 0): Illegal Instruction Encoding", error=_LAUNCH_FAILED),
-    31: Xid(
-        "MMU Fault: ENGINE GRAPHICS faulted. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ",
-        error=_ILLEGAL_ADDRESS,
-    ),
+    31: Xid("MMU Fault: ENGINE GRAPHICS faulted. Fault is of type FAULT_PDE ACCESS_TYPE_VIRT_READ", error=_ILLEGAL_ADDRESS),
     43: Xid("Reset Channel Verif Error on channel 8", error=_LAUNCH_FAILED),
     45: Xid("Preemptive Channel Removal on channel 8", error=_LAUNCH_FAILED),
     48: Xid(
@@ -87,12 +84,7 @@ _KINDS = "xid=N, hang, slow=TIME such as 20ms, link, flip=BIT, kill"
 _WITHOUT_VALUE = ("hang", "link", "kill")
 _NUMBERS = ("gpu", "node", "rank", "after_ops", "after_collectives", "after_launches", "seed")
 _KEYS = (*_NUMBERS[:3], "after_ops", "after_collectives", "after_seconds", "after_launches", "for", "probability", "seed")
-_CLOCKS = {
-    "after_ops": "ops",
-    "after_collectives": "collectives",
-    "after_launches": "launches",
-    "after_seconds": "seconds",
-}
+_CLOCKS = {"after_ops": "ops", "after_collectives": "collectives", "after_launches": "launches", "after_seconds": "seconds"}
 _MAXIMUM_NUMBER = 2**31 - 1
 
 

@@ -48,10 +48,7 @@ _SCALED = ("quantize", "_make_per")
 _WAIT_SOMETIMES = ("repeat_interleave",)  # beside those with a wait_condition
 # The engine composes the usual calls of these ops itself (native/engine/attention.hpp).
 _COMPOSED_BY_ENGINE = frozenset(
-    (
-        "aten::_scaled_dot_product_efficient_attention",
-        "aten::_scaled_dot_product_efficient_attention_backward",
-    )
+    ("aten::_scaled_dot_product_efficient_attention", "aten::_scaled_dot_product_efficient_attention_backward")
 )
 
 

@@ -157,11 +157,7 @@ def _names_to_override() -> list[str]:
         if name.startswith("aten::") and short_name(name) not in _NOT_OVERRIDDEN and not _is_view(name)
     ]
     known = set(bindings.all_op_names())
-    return [
-        *names,
-        *filter(_has_autograd_formula, _COMPOSITE_WITH_DEVICE_CODE),
-        *(CUDNN_SELECTION.keys() & known - set(names)),
-    ]
+    return [*names, *filter(_has_autograd_formula, _COMPOSITE_WITH_DEVICE_CODE), *(CUDNN_SELECTION.keys() & known - set(names))]
 
 
 def _has_autograd_formula(name: str) -> bool:

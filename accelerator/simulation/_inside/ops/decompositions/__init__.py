@@ -49,26 +49,9 @@ from .embedding_bags import DECREASING_OFFSETS
 __all__ = ["CUDNN_SELECTION", "DECOMPOSITIONS", "DECREASING_OFFSETS", "NEEDS", "Need", "separate_flag"]
 
 _MODULES = (
-    convolution,
-    cudnn_attention,
-    divisions,
-    dropout,
-    efficient_attention,
-    embedding_bags,
-    fft,
-    flash_attention,
-    int4_weights,
-    linalg,
-    log_sigmoid,
-    matmul,
-    normalization,
-    outputs,
-    recurrent,
-    reductions,
-    semi_structured,
-    softmax,
-    triangles,
-    zeroing,
+    *(convolution, cudnn_attention, divisions, dropout, efficient_attention, embedding_bags, fft, flash_attention),
+    *(int4_weights, linalg, log_sigmoid, matmul, normalization, outputs, recurrent, reductions, semi_structured, softmax),
+    *(triangles, zeroing),
 )
 DECOMPOSITIONS: dict[str, Callable[..., Any]] = {
     name: function for module in _MODULES for name, function in module.DECOMPOSITIONS.items()

@@ -268,14 +268,7 @@ def attend_packed(
 
 
 def attend_packed_backward(
-    grad: Tensor,
-    query: Tensor,
-    key: Tensor,
-    value: Tensor,
-    sequences: Sequences,
-    mask: Mask,
-    dropout: Dropout,
-    scale: float,
+    grad: Tensor, query: Tensor, key: Tensor, value: Tensor, sequences: Sequences, mask: Mask, dropout: Dropout, scale: float
 ) -> tuple[Tensor, Tensor, Tensor]:
     grads = torch.zeros_like(query), torch.zeros_like(key), torch.zeros_like(value)
     for index, queries, keys in sequences:
@@ -297,10 +290,7 @@ def raise_unsupported(op: str, **arguments: object) -> None:
 
 
 def seed_tensors(seed: int, like: Tensor) -> tuple[Tensor, Tensor]:
-    return (
-        torch.tensor(seed, dtype=torch.int64, device=like.device),
-        torch.zeros((), dtype=torch.int64, device=like.device),
-    )
+    return (torch.tensor(seed, dtype=torch.int64, device=like.device), torch.zeros((), dtype=torch.int64, device=like.device))
 
 
 def seed_from_tensor(tensor: Tensor | None) -> int:

@@ -64,13 +64,7 @@ def transposed(
 
 
 def with_relu(
-    self: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    stride: list[int],
-    padding: list[int],
-    dilation: list[int],
-    groups: int,
+    self: Tensor, weight: Tensor, bias: Tensor | None, stride: list[int], padding: list[int], dilation: list[int], groups: int
 ) -> Tensor:
     return _aten.convolution(self, weight, bias, stride, padding, dilation, False, [0] * len(padding), groups).relu_()
 

@@ -28,14 +28,7 @@ def addmm(self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, b
 
 
 def addmm_out(
-    self: Tensor,
-    mat1: Tensor,
-    mat2: Tensor,
-    out_dtype: torch.dtype,
-    *,
-    beta: float = 1,
-    alpha: float = 1,
-    out: Tensor,
+    self: Tensor, mat1: Tensor, mat2: Tensor, out_dtype: torch.dtype, *, beta: float = 1, alpha: float = 1, out: Tensor
 ) -> Tensor:
     return write(out, addmm(self, mat1, mat2, out_dtype, beta=beta, alpha=alpha))
 

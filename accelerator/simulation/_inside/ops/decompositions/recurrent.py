@@ -37,13 +37,7 @@ def lstm_cell_backward(
     if grad_cy is not None:
         dcy = dcy + widened(grad_cy)
     gates = torch.cat(
-        [
-            dcy * g * i * (1 - i),
-            dcy * widened(cx) * f * (1 - f),
-            dcy * i * (1 - g * g),
-            dhy * tanh_cy * o * (1 - o),
-        ],
-        1,
+        [dcy * g * i * (1 - i), dcy * widened(cx) * f * (1 - f), dcy * i * (1 - g * g), dhy * tanh_cy * o * (1 - o)], 1
     ).to(workspace.dtype)
     return gates, (dcy * f).to(cx.dtype), gates.sum(0) if has_bias else None
 

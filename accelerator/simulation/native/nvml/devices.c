@@ -175,13 +175,7 @@ SIM_EXPORT int nvmlDeviceGetName(nvml_handle handle, char *name, unsigned size)
     return nvml_put_text(text, name, size);
 }
 
-SIM_EXPORT int nvmlDeviceGetMinorNumber(nvml_handle handle, unsigned *minor)
-{
-    NVML_ENTER_DEVICE(minor);
-    RETURN_UNLESS(!nvml_is_instance(&device), NVML_NOT_SUPPORTED);
-    *minor = (unsigned)device.gpu;
-    return NVML_OK;
-}
+NVML_FIGURE(nvmlDeviceGetMinorNumber, unsigned, (unsigned)device.gpu)
 
 SIM_EXPORT int nvmlDeviceGetCudaComputeCapability(nvml_handle handle, int *major, int *minor)
 {
@@ -219,12 +213,7 @@ struct nvml_pci_info nvml_pci_info(int gpu)
     return info;
 }
 
-SIM_EXPORT int nvmlDeviceGetPciInfo_v3(nvml_handle handle, struct nvml_pci_info *info)
-{
-    NVML_ENTER_DEVICE(info);
-    *info = nvml_pci_info(device.gpu);
-    return NVML_OK;
-}
+NVML_FIGURE_IF(nvml_enter_device, nvmlDeviceGetPciInfo_v3, struct nvml_pci_info, true, NVML_OK, nvml_pci_info(device.gpu))
 
 /* Older versions end before the long form of the address. */
 enum { PCI_INFO_V1 = 32, PCI_INFO_V2 = 52 };

@@ -38,13 +38,12 @@ CONSTANT(nvmlDeviceGetPcieReplayCounter, 0)
 CONSTANT(nvmlDeviceGetAccountingMode, 0)
 CONSTANT(nvmlDeviceGetAccountingBufferSize, 4000)
 
-SIM_EXPORT int nvmlDeviceGetBoardId(nvml_handle handle, unsigned *id)
+static unsigned board_id(int gpu)
 {
-    NVML_ENTER_GPU(id);
-    const struct nvml_pci_info info = nvml_pci_info(device.gpu);
-    *id = info.domain << 16 | info.bus << 8 | info.device;
-    return NVML_OK;
+    const struct nvml_pci_info info = nvml_pci_info(gpu);
+    return info.domain << 16 | info.bus << 8 | info.device;
 }
+NVML_FIGURE(nvmlDeviceGetBoardId, unsigned, board_id(device.gpu))
 
 SIM_EXPORT int nvmlDeviceGetPcieThroughput(nvml_handle handle, unsigned direction, unsigned *kilobytes)
 {

@@ -89,14 +89,9 @@ struct utilization_rates {
 };
 
 /* Also unavailable for a GPU in MIG mode. */
-SIM_EXPORT int nvmlDeviceGetUtilizationRates(nvml_handle handle, struct utilization_rates *rates)
-{
-    NVML_ENTER_GPU(rates);
-    RETURN_UNLESS(nvml_gpu(&device)->instances == SIM_MIG_OFF, NVML_NOT_SUPPORTED);
-    rates->gpu = utilization(device.gpu);
-    rates->memory = memory_utilization(device.gpu);
-    return NVML_OK;
-}
+NVML_FIGURE_IF(nvml_enter_gpu, nvmlDeviceGetUtilizationRates, struct utilization_rates,
+               nvml_gpu(&device)->instances == SIM_MIG_OFF, NVML_NOT_SUPPORTED,
+               ((struct utilization_rates){utilization(device.gpu), memory_utilization(device.gpu)}))
 
 SIM_EXPORT int nvmlDeviceGetTemperature(nvml_handle handle, unsigned sensor, unsigned *degrees)
 {

@@ -67,7 +67,8 @@ static void query_count(nvml_handle gpu, int selector, char text[SMI_TEXT])
 {
     unsigned value = 0;
     (void)gpu, (void)selector;
-    put(text, NVML(nvmlDeviceGetCount_v2, &value), "%.0f", value);
+    int failure = NVML(nvmlDeviceGetCount_v2, &value);
+    put(text, failure, "%.0f", value);
 }
 
 static void query_board(nvml_handle gpu, int selector, char text[SMI_TEXT])

@@ -11,7 +11,7 @@ import torch
 import accelerator as acc
 from accelerator import checkpointing
 from accelerator.checkpointing import transfers
-from tests.support.checkpointing_memory import allocated, allocated_after_backward
+from tests.support.checkpointing_memory import allocated, allocated_after_backward, modes
 
 MEBIBYTE = 2**20
 LAYERS = 8
@@ -38,15 +38,7 @@ def forward(x: torch.Tensor, ckpt: Callable[..., Any] = checkpointing.checkpoint
     return h
 
 
-MODES: dict[str, dict[str, Any]] = {
-    "cpu": {"checkpoint_in_cpu": True},
-    "contiguous": {
-        "checkpoint_in_cpu": True,
-        "partition_activations": True,
-        "contiguous_checkpointing": True,
-        "num_checkpoints": LAYERS,
-    },
-}
+MODES = {name: modes(LAYERS)[name] for name in ("cpu", "contiguous+cpu")}
 
 
 @pytest.mark.parametrize("mode", MODES)

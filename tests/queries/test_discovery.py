@@ -11,6 +11,8 @@ import pytest
 from tests.support import sample, simulated_environment
 from tests.support.discovery import BUILD, evaluate, evaluate_simulated, initializations, on_simulated_gpus, original_pynvml
 
+pytestmark = on_simulated_gpus
+
 # Prints what the queries return on a machine.
 REPORT = """
     import accelerator as acc
@@ -115,7 +117,6 @@ SLOW = (
 )
 
 
-@on_simulated_gpus
 @pytest.mark.parametrize("name", sample(FAILING, *(FAILING.keys() - {*SLOW})))
 def test_discovery_results_on_failing_machines(name: str, tmp_path: Path) -> None:
     machine, visible, count, reason = FAILING[name]
@@ -141,7 +142,6 @@ def test_discovery_results_on_failing_machines(name: str, tmp_path: Path) -> Non
     assert initializations(log, output["pid"]) == []
 
 
-@on_simulated_gpus
 def test_strict_availability_detects_broken_driver(tmp_path: Path) -> None:
     log = tmp_path / "log"
     output = evaluate_simulated(REPORT, gpus=2, driver="broken", log=log)
@@ -170,7 +170,6 @@ STRICT = """
 """
 
 
-@on_simulated_gpus
 @pytest.mark.parametrize(
     ("code", "state"),
     [
@@ -203,7 +202,6 @@ FROZEN = """
 """
 
 
-@on_simulated_gpus
 @pytest.mark.parametrize(("broken", "available"), [(0, True), (1, False)])
 def test_strict_availability_probes_only_visible_devices(broken: int, available: bool) -> None:
     errors = {f"cuDevicePrimaryCtxRetain@{broken}": 214}
@@ -228,7 +226,6 @@ nvmlDeviceGetMigMode = lambda handle: [0, 0] if handle == "more" else _mig(handl
 """
 
 
-@on_simulated_gpus
 def test_device_unknown_to_the_driver_is_unusable(tmp_path: Path) -> None:
     (tmp_path / "pynvml.py").write_text(ONE_MORE.format(original=str(original_pynvml())))
     environment = simulated_environment(gpus=2)
@@ -291,7 +288,6 @@ SEQUENCES = """
 """
 
 
-@on_simulated_gpus
 @pytest.mark.parametrize("count", [8, pytest.param(60, marks=pytest.mark.slow)])
 def test_results_follow_environment_until_driver_is_initialized(count: int) -> None:
     output = evaluate_simulated(SEQUENCES, str(count), gpus=3)
@@ -309,7 +305,6 @@ COST = """
 """
 
 
-@on_simulated_gpus
 def test_repeated_count_costs_the_same_for_any_number_of_gpus() -> None:
     calls = set()
     for gpus in (0, 1, 100):
@@ -338,7 +333,6 @@ OTHER_ENVIRONMENTS = """
 """
 
 
-@on_simulated_gpus
 def test_visible_devices_of_a_given_environment() -> None:
     first, second, third, fourth = evaluate_simulated(OTHER_ENVIRONMENTS, gpus=3)
     assert first == [[0, 1, 2], [2, 0], [1], [], [], [1]]
@@ -378,7 +372,6 @@ MIXED = """
 """
 
 
-@on_simulated_gpus
 @pytest.mark.parametrize(
     ("nvml", "order"),
     [
@@ -440,7 +433,6 @@ ENTRIES = """
 """
 
 
-@on_simulated_gpus
 def test_device_arguments_accept_entries_of_visible_devices() -> None:
     same, largest, digits, runtime, wrong = evaluate_simulated(ENTRIES, gpus=2, memory=["4GiB", "8GiB"])
     assert all(same)

@@ -551,9 +551,9 @@ def test_two_machines_keep_their_temporary_folders(suite: Suite) -> None:
             "gpus", [pytest.param(gpus, marks=pytest.mark.simulated_machine(gpus)) for gpus in (1, 2, 1, 2)]
         )
         def test_folders(gpus, tmp_path):
-            (suite.path / "kept").write_text(str(gpus))
+            (tmp_path / "kept").write_text(str(gpus))
             with open("folders", "a+") as file:
-                file.write(f"{suite.path}\\n")
+                file.write(f"{tmp_path}\\n")
                 file.seek(0)
                 folders = [Path(line) for line in file.read().splitlines()]
             assert [(folder / "kept").read_text() for folder in folders] == ["1", "2", "1", "2"][: len(folders)]

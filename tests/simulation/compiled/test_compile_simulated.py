@@ -295,6 +295,95 @@ def test_aotinductor(tmp_path: Path) -> None:
         assert_same(model(x), torch._inductor.aoti_load_package(package)(x))
 
 
+class Gpt(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.norm, self.head = torch.nn.Embedding(16, 16), torch.nn.LayerNorm(16), torch.nn.Linear(16, 16)
+
+    def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+        x = self.embedding(tokens)
+        q = self.norm(x).unflatten(-1, (2, 8)).transpose(1, 2)
+        x = x + F.scaled_dot_product_attention(q, q, q, is_causal=True).transpose(1, 2).flatten(2)
+        return F.cross_entropy(self.head(x)[:, :-1].flatten(0, 1), tokens[:, 1:].flatten())
+
+
+class Applied(torch.nn.Module):
+    """A layer whose result goes to a function."""
+
+    def __init__(self, function: Callable[[torch.Tensor], torch.Tensor]) -> None:
+        super().__init__()
+        self.layer, self.function = torch.nn.Linear(16, 16), function
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.function(self.layer(x))
+
+
+def _apply_flex_attention(x: torch.Tensor) -> torch.Tensor:
+    from torch.nn.attention.flex_attention import flex_attention
+
+    return flex_attention(x, x, x, score_mod=lambda s, b, h, i, j: s + (i - j) / 8)
+
+
+def _apply_autocast(x: torch.Tensor) -> torch.Tensor:
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        return (x @ x.mT).relu() @ x
+
+
+def _apply_on_stream(x: torch.Tensor) -> torch.Tensor:
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        y = x.softmax(-1)
+    torch.cuda.current_stream().wait_stream(side)
+    return y * 2
+
+
+PROGRAMS: dict[str, tuple[Callable[[], torch.nn.Module], Callable[[int], torch.Tensor]]] = {
+    "mlp": (lambda: Applied(F.gelu), lambda step: randn(8, 16)),
+    "cnn": (
+        lambda: torch.nn.Sequential(torch.nn.Conv2d(3, 4, 3, bias=False), torch.nn.BatchNorm2d(4), torch.nn.ReLU()),
+        lambda step: randn(2, 3, 8, 8),
+    ),
+    "gpt": (Gpt, lambda step: torch.randint(16, (2, 8), device=CUDA)),
+    "flex_attention": (lambda: Applied(_apply_flex_attention), lambda step: randn(1, 2, 128, 16)),
+    "dynamic shapes": (lambda: Applied(lambda x: x.sin().sum(0) + x.shape[0]), lambda step: randn((8, 8, 12, 20)[step], 16)),
+    "autocast": (lambda: Applied(_apply_autocast), lambda step: randn(8, 16)),
+    "mutation": (lambda: Applied(lambda x: x.sin().mul_(2).add_(x[:1])), lambda step: randn(8, 16)),
+    "streams": (lambda: Applied(_apply_on_stream), lambda step: randn(8, 16)),
+}
+MODES: dict[str, dict[str, Any]] = {
+    **{mode: {"mode": mode} for mode in ("default", "reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs")},
+    "dynamic": {"dynamic": True},
+}
+
+
+@pytest.mark.exhaustive
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize("program", PROGRAMS)
+def test_programs_train_as_in_eager_in_each_mode(program: str, mode: str) -> None:
+    """With an optimizer whose step is compiled too; the third step replays what the second one captures."""
+    make, data = PROGRAMS[program]
+    model = make().to(CUDA)
+    models, options = [model, copy.deepcopy(model)], MODES[mode]
+    optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in models]
+    calls: list[Any] = [models[0], torch.compile(models[1], **options)]
+    steps = [optimizers[0].step, torch.compile(optimizers[1].step, **options)]
+    tolerance = 3e-2 if program == "autocast" else 1e-4
+    for number in range(4):
+        x = data(number)
+        torch.compiler.cudagraph_mark_step_begin()
+        results = [call(x.clone()) for call in calls]
+        for result in results:
+            result.float().square().mean().backward()
+        assert_same(*(result.detach().clone() for result in results), tolerance, strides=False)
+        assert_same(*([parameter.grad for parameter in each.parameters()] for each in models), tolerance, strides=False)
+        for step, optimizer in zip(steps, optimizers, strict=True):
+            step()
+            optimizer.zero_grad()
+        assert_same(*(each.state_dict() for each in models), 10 * tolerance, strides=False)
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune", "max-autotune-no-cudagraphs"])
 def test_compile_modes(mode: str) -> None:

@@ -91,7 +91,8 @@ def test_streams_and_synchronization_in_a_graph() -> None:
         torch.cuda.synchronize()
         return z.sum(0)
 
-    compare(function, randn(20, 40), fullgraph=True)
+    # Dynamo of torch 2.10 breaks the graph at synchronize.
+    compare(function, randn(20, 40), fullgraph=torch.__version__ >= (2, 13))
 
 
 def test_outputs_share_memory_as_in_eager() -> None:

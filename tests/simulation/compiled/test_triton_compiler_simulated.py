@@ -39,7 +39,8 @@ def test_registers_and_spills_are_those_that_ptxas_counts() -> None:
     usual, few = launch_softmax(), launch_softmax(maxnreg=24) if torch.__version__ >= (2, 7) else None
     assert usual.n_spills == 0
     assert 16 <= usual.n_regs <= 64
-    assert usual.n_regs != 32, "what a kernel has without machine code"
+    # Without machine code, each kernel has 32.
+    assert {usual.n_regs, launch_softmax(num_warps=8).n_regs} != {32}
     if few is not None:
         assert few.n_regs <= 24
         assert few.n_spills > 0

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from . import opcodes
-from .control_flow import EXIT, BasicBlock, is_uniform_source
+from .control_flow import EXIT, BasicBlock, is_uniform_source, loads
 from .operations import LaneAccess, Together, Waiting
 from .syntax import Instruction, Register
 
@@ -93,6 +93,7 @@ class BlockWriter:
         self._guard: tuple[Register, bool] | None = None
         """That of the instructions which a warp skips if it holds in no lane."""
         self._skips = 0
+        self._has_loaded = False
         main.code.range_names = "range_{}"
 
     def write(self) -> str:
@@ -131,6 +132,7 @@ class BlockWriter:
             self._open = []
             self._segments += 1
             self._read_uniform = 0
+            self._has_loaded = False
             self._live = live
 
     def _piece(self, kind: str) -> _Piece:
@@ -236,6 +238,8 @@ class BlockWriter:
     # Blocks that all threads run together
 
     def _emit_block(self, block: BasicBlock) -> None:
+        uniformity = self._main.uniformity
+        assert uniformity is not None
         self._done.add(block.number)
         live = self._flow.live_after(block)
         before = self._flow.live_in[block.number]
@@ -249,10 +253,15 @@ class BlockWriter:
                 assert isinstance(text, str)
                 self._lines.append(text)
             else:
+                # The warps of a GPU's block have loaded an old value by the time that one of them stores the new one, and
+                # code of Inductor counts on it: all threads add 1 to the step of an optimizer.
+                if self._has_loaded and uniformity.is_store_of_all(instruction):
+                    self._close(before)
                 self._begin(before)
                 if (instruction.guard, instruction.is_guard_negated) != self._guard:
                     self._end_skip()
                     self._begin_skip(block.instructions[index:])
+                self._has_loaded = self._has_loaded or loads(instruction)
                 self._emit(instruction, live[index])
                 if self._guard is not None and written & self._flow.mask([self._guard[0]]):
                     self._end_skip()
@@ -434,6 +443,7 @@ class BlockWriter:
                 text = self._main.instruction(instruction)
                 assert isinstance(text, str)
                 piece.lines.append(text)
+                self._has_loaded = self._has_loaded or loads(instruction)
                 piece.uses |= self._code.uses
                 written, read = self._flow.effects[id(instruction)]
                 all_written |= written

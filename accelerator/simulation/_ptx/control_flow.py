@@ -345,7 +345,7 @@ class Flow:
             changes = any(self.live_in[number] & written for number in entries or [0]) or self._changes_frame(instructions)
             for instruction in instructions:
                 may_poll = opcodes.find(instruction.opcode).polls or reads(instruction)
-                may_poll |= not changes and instruction.opcode.startswith("ld") and not _spaces(instruction) & _OWN_SPACES
+                may_poll |= not changes and loads(instruction)
                 if may_poll and self._decides(instruction, blocks, loop):
                     found.add(id(instruction))
         return found
@@ -389,6 +389,11 @@ class Flow:
             if leaves and self.branch_reads(block) & tainted:
                 return True
         return False
+
+
+def loads(instruction: Instruction) -> bool:
+    """Return whether an instruction loads from memory that other threads may change."""
+    return instruction.opcode.startswith("ld") and not _spaces(instruction) & _OWN_SPACES
 
 
 def _spaces(instruction: Instruction) -> set[str]:
@@ -628,6 +633,19 @@ class Uniformity:
 
     def is_varying(self, mask: int) -> bool:
         return bool(self.varying & mask)
+
+    def is_store_of_all(self, instruction: Instruction) -> bool:
+        """Return whether all threads of a block store to the same address."""
+        if not instruction.opcode.startswith("st.") or _spaces(instruction) & _OWN_SPACES:
+            return False
+        guard = [instruction.guard] if instruction.guard is not None else []
+        return not self.varying & self._flow.mask([*registers_of(instruction.operands[0]), *guard])
+
+    def changes_what_all_read(self) -> bool:
+        """Return whether all threads of a block store to the same address, after one of them may have loaded."""
+        blocks = [block for block in self._flow.blocks if not self.diverged >> block.number & 1]
+        has_stores = any(self.is_store_of_all(instruction) for block in blocks for instruction in block.instructions)
+        return has_stores and any(loads(instruction) for block in self._flow.blocks for instruction in block.instructions)
 
     def _mark_values(self) -> bool:
         before = self.varying

@@ -244,7 +244,7 @@ class Main(_Writer):
         flat = Flow(self.function, is_flat=True)
         uniformity = Uniformity(flat)
         calls = any(each.opcode.startswith("call") for block in flat.blocks for each in block.instructions)
-        if not waiting and (uniformity.diverged or calls):
+        if not waiting and (uniformity.diverged or calls) and not uniformity.changes_what_all_read():
             return "MODE_BLOCK"  # one loop over all threads
         for block in flat.blocks:
             if uniformity.diverged >> block.number & 1 and any(opcodes.find(each.opcode).waits for each in block.instructions):

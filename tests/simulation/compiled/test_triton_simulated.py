@@ -425,6 +425,7 @@ def _cases_of_libdevice() -> dict[str, tuple[Callable[..., Any] | list[float], l
 
 
 @pytest.mark.slow
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="Triton of torch 2.6 takes no function as an argument")
 def test_functions_of_libdevice_one_by_one() -> None:
     from triton.language.extra.cuda import libdevice as of_cuda
 
@@ -442,6 +443,22 @@ def test_functions_of_libdevice_one_by_one() -> None:
         tolerance = 0 if name == "nextafter" else 1e-5
         assert out.tolist() == pytest.approx(expected, rel=tolerance, abs=tolerance), name
         assert scalar.item() == out.tolist()[1], name
+
+
+@triton.jit
+def _update(x, out, exponent, SIZE: tl.constexpr, HAS_BRANCHES: tl.constexpr):
+    value = tl.broadcast_to(tl.load(x), [SIZE]) + 1.0
+    if HAS_BRANCHES:
+        value = libdevice.pow(value, tl.load(exponent))
+    tl.store(out + tl.full([SIZE], 0, tl.int32), value)
+
+
+@pytest.mark.parametrize("has_branches", [False, True])
+def test_all_warps_have_loaded_what_each_of_them_changes(has_branches: bool) -> None:
+    """As on a GPU, whose warps begin together: Inductor's code for optimizers adds 1 to a step in each thread."""
+    x, exponent = torch.ones(1, device=CUDA), torch.ones(1, device=CUDA)
+    _update[(1,)](x, x, exponent, SIZE=1024, HAS_BRANCHES=has_branches, num_warps=8)
+    assert x.item() == pytest.approx(2)
 
 
 @triton.jit

@@ -45,7 +45,10 @@ def assert_same(expected: Any, result: Any, tolerance: float = 1e-5, strides: bo
 def compare(function: Callable[..., Any], *args: Any, tolerance: float = 1e-5, strides: bool = True, **options: Any) -> None:
     """Compare a function and its compiled version: results, changed arguments and gradients."""
     copies = [arg.detach().clone().requires_grad_(arg.requires_grad) if isinstance(arg, torch.Tensor) else arg for arg in args]
-    expected, result = function(*args), torch.compile(function, **options)(*copies)
+    torch.cuda.manual_seed(1)
+    expected = function(*args)
+    torch.cuda.manual_seed(1)
+    result = torch.compile(function, **options)(*copies)
     assert_same(expected, result, tolerance, strides)
     assert_same(args, copies, tolerance)
     inputs, copied = ([a for a in each if isinstance(a, torch.Tensor) and a.requires_grad] for each in (args, copies))
@@ -418,7 +421,6 @@ def test_attention(dropout: float, causal: bool) -> None:
     import torch._inductor.config as config
 
     def function(q: torch.Tensor) -> torch.Tensor:
-        torch.cuda.manual_seed(1)
         return F.scaled_dot_product_attention(q, q * 2, q, is_causal=causal, dropout_p=dropout)
 
     with config.patch(fallback_random=True):
@@ -456,13 +458,16 @@ def test_control_flow() -> None:
 
 @pytest.mark.slow
 def test_scans() -> None:
+    import torch._inductor.fx_passes.post_grad
     from torch._higher_order_ops.associative_scan import associative_scan
     from torch._higher_order_ops.scan import scan
 
     def sums(x: torch.Tensor) -> Any:
         return scan(lambda carry, x: (carry + x, carry * 1.0), torch.zeros(4, device=x.device), x, dim=0)
 
-    compare(sums, randn(3, 4), fullgraph=True)
+    # Inductor of torch 2.6 knows associative scans alone: "scan is not an OpOverload".
+    if hasattr(torch._inductor.fx_passes.post_grad, "decompose_scan_to_while_loop"):
+        compare(sums, randn(3, 4), fullgraph=True)
     compare(lambda x: associative_scan(lambda x, y: x * y, x, dim=0) * 2, randn(3, 4), fullgraph=True)
 
 

